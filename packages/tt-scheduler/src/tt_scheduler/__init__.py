@@ -1,0 +1,21 @@
+"""Phase-pure scheduling: which phase runs next, where a request stands, and which row it holds."""
+
+from tt_scheduler.cursor import Standing, is_last_chunk, standing
+from tt_scheduler.errors import CursorError, RowError, TTSchedulerError
+from tt_scheduler.phases import Interleave, Phase, PhasePolicy, PrefillFirst, Work
+from tt_scheduler.rows import RowAccount
+
+__all__ = [
+    "CursorError",
+    "Interleave",
+    "Phase",
+    "PhasePolicy",
+    "PrefillFirst",
+    "RowAccount",
+    "RowError",
+    "Standing",
+    "TTSchedulerError",
+    "Work",
+    "is_last_chunk",
+    "standing",
+]
