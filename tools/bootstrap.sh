@@ -9,6 +9,7 @@ PYTHON=3.12
 UV_OLDEST=0.9.0 # the first series in which extra-build-variables and build constraints both reach a source build
 UV_PINNED=0.13.9
 UV_HOME=.tools/uv
+UV_LINK=.tools/bin/uv # where the other tools find the uv that was chosen
 STAMP=.venv/.synced
 
 say() { echo "setup: $*" >&2; }
@@ -50,12 +51,14 @@ find_python() { # PATH_OF_UV
     "$1" python find --managed-python "$PYTHON"
 }
 
-if [[ -x .venv/bin/python && -f $STAMP && $(inputs) == "$(<"$STAMP")" ]]; then
+if [[ -x .venv/bin/python && -x $UV_LINK && -f $STAMP && $(inputs) == "$(<"$STAMP")" ]]; then
     exit 0
 fi
 
 uv=$(find_uv)
 say "uv: $uv ($("$uv" --version | cut -d' ' -f2))"
+mkdir -p "$(dirname "$UV_LINK")"
+ln -sfn "$(realpath "$uv")" "$UV_LINK"
 python=$(find_python "$uv")
 say "python: $python"
 say "installing the workspace into .venv (the first time fetches some 3 GB and builds vLLM's empty target)"

@@ -1,0 +1,81 @@
+"""The pins are what is installed, and what the workspace says about vLLM is what vLLM says about itself."""
+
+import re
+import tomllib
+from importlib.metadata import distributions, requires, version
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from pins import ROOT, block, closure, replace
+from wheels import members
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+UV = PROJECT["tool"]["uv"]
+PINS = {Requirement(text).name: Requirement(text) for text in UV["constraint-dependencies"]}
+INSTALLED = {canonicalize_name(found.name): found.version for found in distributions()}
+
+
+def metadata_of(name: str) -> dict[str, list[str]]:
+    return next(entry for entry in UV["dependency-metadata"] if entry["name"] == name)
+
+
+def test_installed_versions_are_the_pinned_ones() -> None:
+    strangers = {
+        name: found for name, found in INSTALLED.items() if name not in PINS and name not in members()
+    }
+    assert strangers == {}
+    differing = {
+        name: (found, str(PINS[name]))
+        for name, found in INSTALLED.items()
+        if name in PINS and not PINS[name].specifier.contains(found, prereleases=True)
+    }
+    assert differing == {}
+
+
+def test_pins_that_are_not_installed_serve_builds_alone() -> None:
+    builds = {Requirement(text).name for text in UV["build-constraint-dependencies"]}
+    assert PINS.keys() - INSTALLED.keys() <= builds
+
+
+def test_vllm_is_described_as_it_describes_itself() -> None:
+    ours = metadata_of("vllm")
+    assert ours["version"] == version("vllm")
+    theirs = [Requirement(text) for text in requires("vllm") or ()]
+    assert {Requirement(text) for text in ours["requires-dist"]} == {
+        requirement for requirement in theirs if "extra ==" not in str(requirement.marker)
+    }
+
+
+def test_overrides_name_things_that_are_needed() -> None:
+    overridden = {Requirement(text).name for text in UV["override-dependencies"]}
+    assert overridden <= PINS.keys()
+    ledger = (ROOT / "docs/upstream.md").read_text()
+    assert {name for name in overridden if not re.search(rf"^## .*`{name}`", ledger, re.MULTILINE)} == set()
+
+
+LOCK = {
+    "shop": {"version": "0", "source": {"virtual": "."}, "dev-dependencies": {"build": [{"name": "anvil"}]}},
+    "anvil": {"version": "2", "source": {"registry": "r"}, "dependencies": [{"name": "iron"}]},
+    "iron": {"version": "3", "source": {"registry": "r"}, "dependencies": [{"name": "anvil"}]},
+    "nail": {"version": "4", "source": {"registry": "r"}},
+}
+
+
+def test_block_pins_everything_and_builds_apart() -> None:
+    assert tomllib.loads(block(LOCK, "shop")) == {
+        "constraint-dependencies": ["anvil==2", "iron==3", "nail==4"],
+        "build-constraint-dependencies": ["anvil==2", "iron==3"],
+    }
+
+
+def test_closure_ends_on_a_circle() -> None:
+    assert closure(LOCK, ["iron"]) == {"iron", "anvil"}
+
+
+def test_replace_keeps_what_surrounds_the_markers() -> None:
+    text = "a\n# pins: begin (written by tools/pins.py)\nold\n# pins: end\nb\n"
+    once = replace(text, "new\n")
+    assert once == text.replace("old", "new")
+    with pytest.raises(ValueError, match="no marker lines"):
+        replace("a\nb\n", "new\n")
