@@ -46,7 +46,7 @@ def distribution(text: str) -> str:
 
 
 def allowed(member: Member) -> set[str]:
-    """Import names of the member itself, of what it declares, and for the plugin of vLLM and what that brings."""
+    """Import names of the member and of what it declares; for the plugin, of vLLM and its needs too."""
     needs = {distribution(str(requirement)) for requirement in member.dependencies}
     for extra in UNDECLARED.get(member.name, ()):
         needs |= {distribution(extra), *map(distribution, requires(distribution(extra)) or ())}

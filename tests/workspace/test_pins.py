@@ -7,17 +7,13 @@ from importlib.metadata import distributions, requires, version
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pins import ROOT, block, closure, replace
+from pins import ROOT, Lock, block, closure, replace
 from wheels import members
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 UV = PROJECT["tool"]["uv"]
 PINS = {Requirement(text).name: Requirement(text) for text in UV["constraint-dependencies"]}
 INSTALLED = {canonicalize_name(found.name): found.version for found in distributions()}
-
-
-def metadata_of(name: str) -> dict[str, list[str]]:
-    return next(entry for entry in UV["dependency-metadata"] if entry["name"] == name)
 
 
 def test_installed_versions_are_the_pinned_ones() -> None:
@@ -39,7 +35,7 @@ def test_pins_that_are_not_installed_serve_builds_alone() -> None:
 
 
 def test_vllm_is_described_as_it_describes_itself() -> None:
-    ours = metadata_of("vllm")
+    ours = next(entry for entry in UV["dependency-metadata"] if entry["name"] == "vllm")
     assert ours["version"] == version("vllm")
     theirs = [Requirement(text) for text in requires("vllm") or ()]
     assert {Requirement(text) for text in ours["requires-dist"]} == {
@@ -54,7 +50,7 @@ def test_overrides_name_things_that_are_needed() -> None:
     assert {name for name in overridden if not re.search(rf"^## .*`{name}`", ledger, re.MULTILINE)} == set()
 
 
-LOCK = {
+LOCK: Lock = {
     "shop": {"version": "0", "source": {"virtual": "."}, "dev-dependencies": {"build": [{"name": "anvil"}]}},
     "anvil": {"version": "2", "source": {"registry": "r"}, "dependencies": [{"name": "iron"}]},
     "iron": {"version": "3", "source": {"registry": "r"}, "dependencies": [{"name": "anvil"}]},
