@@ -1,6 +1,6 @@
 # Every target sets up what it lacks; the second time that costs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench wheels pins upgrade
+.PHONY: help setup serve test check lint types imports rules fix bench wheels pins upgrade
 
 BIN := .venv/bin
 
@@ -17,13 +17,28 @@ test: setup ## each member alone from its wheel, then every test in the shared e
 	@tools/stage.sh "wheels alone" $(BIN)/python tools/wheels.py test
 	@tools/stage.sh "all tests" $(BIN)/pytest --durations=10 $(ARGS)
 
-check: setup ## lint, format, types, import contracts, public names and house rules
-	@tools/stage.sh lint $(BIN)/ruff check --quiet
+check: setup ## lint, types, import contracts, public names and house rules
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target lint types imports rules
+
+lint: setup ## ruff: rules and format
+	@tools/stage.sh lint $(BIN)/ruff check --quiet --output-format=concise
 	@tools/stage.sh format $(BIN)/ruff format --check --quiet
+
+types: setup ## mypy: everything strictly, then the tests of each member
 	@tools/stage.sh types $(BIN)/mypy --no-error-summary
-	@for member in packages/*; do tools/stage.sh "types of $$member/tests" $(BIN)/mypy --no-error-summary $$member/tests || exit 1; done
+	@for tests in packages/*/tests; do \
+		tools/stage.sh "types of $$tests" $(BIN)/mypy --no-error-summary $$tests || exit 1; \
+	done
+
+imports: setup ## import-linter: who may know whom
 	@tools/stage.sh imports $(BIN)/lint-imports --no-logo
-	@tools/stage.sh "names and house rules" $(BIN)/pytest -q tests/workspace packages/*/tests/test_public_names.py
+
+rules: setup ## public names, imports, pins and house rules
+	@tools/stage.sh rules $(BIN)/pytest -q tests/workspace packages/*/tests/test_public_names.py
+
+fix: setup ## let ruff mend and format what it can
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format --quiet
 
 bench: setup ## every benchmark in its quick form
 	@for file in benchmarks/[!_]*.py; do tools/stage.sh $$file $(BIN)/python $$file --quick || exit 1; done

@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT PYTHONPATH
 
 PYTHON=3.12
-UV_OLDEST=0.9.0 # the first series in which extra-build-variables and build constraints both reach a source build
+UV_OLDEST=0.9.0 # older ones do not know all settings in pyproject.toml
 UV_PINNED=0.13.9
 UV_HOME=.tools/uv
 UV_LINK=.tools/bin/uv # where the other tools find the uv that was chosen
@@ -61,7 +61,7 @@ mkdir -p "$(dirname "$UV_LINK")"
 ln -sfn "$(realpath "$uv")" "$UV_LINK"
 python=$(find_python "$uv")
 say "python: $python"
-say "installing the workspace into .venv (the first time fetches some 3 GB and builds vLLM's empty target)"
+say "installing the workspace into .venv (the first time fetches some 5 GB and builds vLLM's empty target)"
 "$uv" sync --all-packages --quiet --python "$python"
 inputs >"$STAMP"
 say "ready in ${SECONDS} s"
