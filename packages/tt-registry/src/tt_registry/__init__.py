@@ -1,6 +1,7 @@
 """Which TT-Metal adapter class serves which model architecture."""
 
 from tt_registry.capabilities import Capabilities
+from tt_registry.check import Finding, Report, check_adapter, check_bundle
 from tt_registry.entry import Entry, LaneRule, WholeMesh
 from tt_registry.errors import (
     AdapterImportError,
@@ -27,14 +28,18 @@ __all__ = [
     "DuplicateArchitectureError",
     "Entry",
     "EntryPointSource",
+    "Finding",
     "InvalidEntryError",
     "LaneRule",
     "MalformedBundleError",
     "Problem",
     "Registry",
     "RegistryError",
+    "Report",
     "SettingError",
     "Source",
     "UnknownArchitectureError",
     "WholeMesh",
+    "check_adapter",
+    "check_bundle",
 ]

@@ -15,7 +15,7 @@ METADATA = "vllm_metadata.json"
 VARIABLE = "EXTRA_MODELS_DIR"
 
 
-class _Malformed(Exception):
+class _MalformedError(Exception):
     pass
 
 
@@ -56,8 +56,8 @@ def read_bundle(folder: Path) -> Bundle:
         metadata = _load(folder / METADATA)
         architectures = _architectures(metadata.get("arch"))
         module, class_name = _main_class(metadata.get("main_class"), folder)
-    except _Malformed as malformed:
-        return Bundle(folder, problem=Problem(source, f"{METADATA}: {malformed}", architectures))
+    except _MalformedError as malformed:
+        return Bundle(folder, problem=Problem(source, str(malformed), architectures))
     target = f"{bundle_package(folder)}.{module}:{class_name}"
     return Bundle(folder, tuple(Entry(name, target, source=source) for name in architectures))
 
@@ -66,11 +66,13 @@ def _load(path: Path) -> dict[str, object]:
     try:
         metadata = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise _Malformed(f"cannot be read: {error.strerror or error}") from error
+        raise _MalformedError(f"{METADATA} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise _Malformed(f"is not JSON: {error}") from error
+        raise _MalformedError(f"{METADATA} is not JSON: {error}") from error
     if not isinstance(metadata, dict):
-        raise _Malformed(f"holds a {type(metadata).__name__}; expected an object with arch and main_class")
+        raise _MalformedError(
+            f"{METADATA} holds a {type(metadata).__name__}; expected an object with arch and main_class"
+        )
     return metadata
 
 
@@ -78,7 +80,7 @@ def _architectures(arch: object) -> tuple[str, ...]:
     names = [plain_name(n) for n in (arch if isinstance(arch, list) else [arch]) if isinstance(n, str)]
     given = len(arch) if isinstance(arch, list) else 1
     if not names or len(names) < given or not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in names):
-        raise _Malformed(
+        raise _MalformedError(
             f"arch is {arch!r}; expected a class name such as LlamaForCausalLM, or a list of them"
         )
     return tuple(dict.fromkeys(names))
@@ -87,11 +89,13 @@ def _architectures(arch: object) -> tuple[str, ...]:
 def _main_class(main_class: object, folder: Path) -> tuple[str, str]:
     found = isinstance(main_class, str) and re.fullmatch(r"(\w+(?:\.\w+)*)[:.]([A-Za-z_]\w*)", main_class)
     if not found:
-        raise _Malformed(
+        raise _MalformedError(
             f"main_class is {main_class!r}; expected module:Class, such as adapter:LlamaForCausalLM"
         )
     module, class_name = found.groups()
     file = folder.joinpath(*module.split("."))
     if not (file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()):
-        raise _Malformed(f"main_class names module {module!r}, but there is no {module.replace('.', '/')}.py")
+        raise _MalformedError(
+            f"main_class names module {module!r}, but there is no {module.replace('.', '/')}.py"
+        )
     return module, class_name

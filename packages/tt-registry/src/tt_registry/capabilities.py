@@ -103,8 +103,9 @@ class Capabilities:
         reasons = []
         if self.output_tokens_per_step != 1 or self.tt_adaptive_block_output:
             reasons.append(
-                f"block output (output_tokens_per_step={self.output_tokens_per_step}, tt_adaptive_block_output="
-                f"{self.tt_adaptive_block_output}) is not supported yet; expected one token per step"
+                f"block output (output_tokens_per_step={self.output_tokens_per_step}, "
+                f"tt_adaptive_block_output={self.tt_adaptive_block_output}) is not supported yet; "
+                "expected one token per step"
             )
         if self.supports_spec_decode or self.supports_async_spec_decode:
             reasons.append("speculative decoding is not supported yet; expected supports_spec_decode = False")

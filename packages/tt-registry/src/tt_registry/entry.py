@@ -4,12 +4,14 @@ import enum
 import importlib
 import re
 import traceback
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from tt_registry.capabilities import Capabilities
 from tt_registry.errors import AdapterImportError, BundleImportError, InvalidEntryError
+from tt_registry.importing import NAMESPACE, package_of
 from tt_registry.sources import BundleSource, CodeSource, Source
 
 PREFIX = "TT"
@@ -44,6 +46,10 @@ class WholeMesh:
     lanes: LaneRule = LaneRule.ANY
 
 
+def _plain_if_str(architecture: Any) -> Any:
+    return plain_name(architecture) if isinstance(architecture, str) else architecture
+
+
 def _has_form(pattern: str, expected: str) -> Any:
     def check(_: object, attribute: "attrs.Attribute[str]", value: object) -> None:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -64,7 +70,7 @@ class Entry:
     """
 
     architecture: str = attrs.field(
-        converter=plain_name, validator=_has_form(r"[A-Za-z_]\w*", "a class name such as LlamaForCausalLM")
+        converter=_plain_if_str, validator=_has_form(r"[A-Za-z_]\w*", "a class name such as LlamaForCausalLM")
     )
     target: str = attrs.field(validator=_has_form(r"\w+(\.\w+)*:[A-Za-z_]\w*", "module:Class"))
     source: Source = attrs.field(default=CodeSource(), kw_only=True)
@@ -85,22 +91,34 @@ class Entry:
         try:
             module = importlib.import_module(module_name)
         except Exception as cause:
-            raise error(self.target, self.source, _describe(cause)) from cause
+            advice = _advice(self.source, module_name, cause)
+            raise error(self.target, self.source, _describe(cause), advice) from cause
         adapter = getattr(module, class_name, None)
         if not isinstance(adapter, type):
-            raise error(self.target, self.source, f"{module.__file__} has no class {class_name}")
+            advice = "Name a class that the module defines"
+            raise error(self.target, self.source, f"{module.__file__} has no class {class_name}", advice)
         return adapter
 
     def capabilities(self) -> Capabilities:
-        """Load the class and read what it declares over what is known here. Raises as `load` and `from_class`."""
+        """Load the class and read what it declares, over what is known here. Raises as `load` does, and
+        `CapabilityError`.
+        """
         defaults = self.capability_defaults
         if self.whole_mesh.folds_dp_into_lanes:
             defaults = attrs.evolve(defaults, folds_dp_into_lanes=True)
         return Capabilities.from_class(self.load(), defaults)
 
 
+def _advice(source: Source, module_name: str, cause: Exception) -> str:
+    if not isinstance(source, BundleSource):
+        return "Install what holds it, or put TT-Metal's root folder on PYTHONPATH"
+    if isinstance(cause, ModuleNotFoundError) and cause.name in (NAMESPACE, package_of(module_name)):
+        return "Call registry.install() in this process first"
+    return f"`python -m tt_registry check {source.path}` says what else is wrong with it"
+
+
 def _describe(cause: Exception) -> str:
-    frames = [f for f in traceback.extract_tb(cause.__traceback__) if not f.filename.startswith("<")]
-    inner = [f for f in frames if f.filename not in (__file__, importlib.__file__)]
-    place = f" at {inner[-1].filename}:{inner[-1].lineno}" if inner else ""
+    machinery = ("<", str(Path(__file__).parent), str(Path(importlib.__file__).parent))
+    frames = [f for f in traceback.extract_tb(cause.__traceback__) if not f.filename.startswith(machinery)]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(cause).__name__}: {cause}{place}"

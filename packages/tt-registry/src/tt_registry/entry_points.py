@@ -20,7 +20,7 @@ def entry_point_entries() -> tuple[tuple[Entry, ...], tuple[Problem, ...]]:
         source = EntryPointSource(point.name, point.dist.name if point.dist else "unknown")
         try:
             provided = _entries(point.load())
-        except Exception as error:  # noqa: BLE001 (whatever a stranger's code raises stays with it)
+        except Exception as error:  # noqa: BLE001 - what a stranger's code raises becomes a problem
             message = (
                 f"{point.value} failed: {type(error).__name__}: {error}. Fix or uninstall the distribution."
             )

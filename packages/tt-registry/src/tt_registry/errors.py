@@ -87,15 +87,13 @@ class CapabilityError(RegistryError):
 
 
 class AdapterImportError(RegistryError):
-    advice = "Is the package that holds it installed, or TT-Metal's root on PYTHONPATH?"
-
-    def __init__(self, target: str, source: Source, reason: str) -> None:
-        super().__init__(target, source, reason)
-        self.target, self.source, self.reason = target, source, reason
+    def __init__(self, target: str, source: Source, reason: str, advice: str) -> None:
+        super().__init__(target, source, reason, advice)
+        self.target, self.source, self.reason, self.advice = target, source, reason, advice
 
     def __str__(self) -> str:
         return f"cannot import {self.target} ({self.source}): {self.reason}. {self.advice}"
 
 
 class BundleImportError(AdapterImportError):
-    advice = "Call registry.install() first; `python -m tt_registry check` on the folder says more."
+    pass

@@ -82,7 +82,7 @@ VARIANTS: Mapping[str, Mapping[str, Entry]] = {
 
 
 def builtin_entries(environ: Mapping[str, str]) -> tuple[Entry, ...]:
-    """All built-in families with the variants that `environ` asks for; raises `SettingError` on an unknown one."""
+    """All built-in families, in the variants that `environ` asks for; raises `SettingError` on others."""
     fixed = [attrs.evolve(entry, source=BuiltinSource()) for entry in FIXED]
     return (*fixed, *(_chosen(variable, environ) for variable in VARIANTS))
 

@@ -1,9 +1,9 @@
 """Imports bundle modules under names of their own, so that two bundles may ship modules of the same name.
 
-`adapter.py` of a bundle becomes `tt_bundles.<bundle id>.adapter`. Its modules run with an `__import__` that looks
-into their own folder first: `import helper` finds the bundle's `helper.py`, also later inside a function, and
-nothing of a bundle ever stands in `sys.modules` under its plain name. The id depends on the folder's path alone,
-so every process that installs the bundle knows its classes by the same names.
+`adapter.py` of a bundle becomes `tt_bundles.<bundle id>.adapter`. Its modules run with an `__import__` that
+looks into their own folder first: `import helper` finds the bundle's `helper.py`, also later inside a
+function, and nothing of a bundle ever stands in `sys.modules` under its plain name. The id depends on the
+folder's path alone, so every process that installs the bundle knows its classes by the same names.
 """
 
 import builtins
@@ -30,6 +30,11 @@ def bundle_package(folder: Path) -> str:
     return f"{NAMESPACE}.{re.sub(r'\W', '_', path.name)}_{digest}"
 
 
+def package_of(fullname: str) -> str:
+    """The bundle package of a module's full name: its first two parts."""
+    return ".".join(fullname.split(".", 2)[:2])
+
+
 class BundleFinder(MetaPathFinder):
     """Serves the modules of some bundle folders while it is installed in `sys.meta_path`."""
 
@@ -49,7 +54,7 @@ class BundleFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         others = [finder for finder in sys.meta_path if isinstance(finder, BundleFinder)]
         kept = {package for finder in others for package in finder.folders}
-        for name in [name for name in sys.modules if _package_of(name) in self.folders.keys() - kept]:
+        for name in [name for name in sys.modules if package_of(name) in self.folders.keys() - kept]:
             del sys.modules[name]
         if not others:
             sys.modules.pop(NAMESPACE, None)
@@ -59,7 +64,7 @@ class BundleFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname == NAMESPACE:
             return ModuleSpec(NAMESPACE, None, is_package=True)
-        package = _package_of(fullname)
+        package = package_of(fullname)
         if package not in self.folders:
             return None
         if fullname == package:
@@ -94,16 +99,12 @@ class BundleLoader(SourceFileLoader):
         super().exec_module(module)
 
 
-def _package_of(fullname: str) -> str:
-    return ".".join(fullname.split(".", 2)[:2])
-
-
 def _scoped_builtins(package: str, folder: Path) -> dict[str, Any]:
     """Python's builtins with an `__import__` that looks into the bundle first.
 
-    Modules and packages of the bundle win over anything installed. A folder without `__init__.py` gives way to
-    an installed package of its name, as a namespace package would: a bundle's `models/` of data must
-    not hide TT-Metal's `models`.
+    Modules and packages of the bundle win over anything installed. A folder without `__init__.py` gives way
+    to an installed package of its name, as a namespace package would: a bundle's `models/` of data must not
+    hide TT-Metal's `models`.
     """
     modules = {module.name for module in pkgutil.iter_modules([str(folder)])}
     folders = (

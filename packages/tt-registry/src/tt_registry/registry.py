@@ -26,8 +26,8 @@ BUILTIN_SWITCH = "TT_VLLM_BUILTIN_MODELS"
 class Registry:
     """Entries by plain architecture, and the problems of what was left out.
 
-    An architecture that a malformed bundle claims has no entry, even where a built-in would serve it: the user
-    asked for the bundle, and gets told what is wrong with it.
+    An architecture that a malformed bundle claims has no entry, even where a built-in would serve it: the
+    user asked for the bundle, and is told what is wrong with it.
     """
 
     entries: Mapping[str, Entry]
@@ -51,17 +51,18 @@ class Registry:
         third_party, failures = entry_point_entries() if entry_points else ((), ())
         problems += failures
         provided = [entry for bundle in bundles for entry in bundle.entries]
-        entries = _merged(builtin, [*provided, *third_party])
+        entries = merged(builtin, [*provided, *third_party])
         for problem in problems:
             for architecture in problem.architectures:
                 entries.pop(architecture, None)
-        finder = BundleFinder(bundle.folder for bundle in bundles)
+        finder = BundleFinder(bundle.folder for bundle in bundles if bundle.entries)
         return cls(MappingProxyType(dict(sorted(entries.items()))), problems, finder)
 
     def resolve(self, architecture: str) -> Entry:
         """The entry of a plain or `TT`-prefixed name.
 
-        Raises `MalformedBundleError` where a bundle that cannot be read claims it, else `UnknownArchitectureError`.
+        Raises `MalformedBundleError` where a bundle that cannot be read claims it, otherwise
+        `UnknownArchitectureError` with the nearest names.
         """
         plain = plain_name(architecture)
         if plain in self.entries:
@@ -72,11 +73,11 @@ class Registry:
         raise UnknownArchitectureError(architecture, self._nearest(plain), self.problems)
 
     def install(self) -> None:
-        """Make the bundles' modules importable in this process. Each process needs it once; again is harmless."""
+        """Make the bundles' modules importable in this process; needed once in each, harmless again."""
         self._finder.install()
 
     def uninstall(self) -> None:
-        """Undo `install`: the bundles' modules are forgotten, unless another installed registry serves them."""
+        """Undo `install`: bundle modules are forgotten, unless another installed registry serves them."""
         self._finder.uninstall()
 
     def _nearest(self, plain: str) -> list[str]:
@@ -84,7 +85,7 @@ class Registry:
         return [by_lower[m] for m in difflib.get_close_matches(plain.lower(), by_lower, n=3, cutoff=0.5)]
 
 
-def _merged(builtin: Iterable[Entry], provided: Iterable[Entry]) -> dict[str, Entry]:
+def merged(builtin: Iterable[Entry], provided: Iterable[Entry]) -> dict[str, Entry]:
     builtin_by_name = {entry.architecture: entry for entry in builtin}
     merged: dict[str, Entry] = {}
     for entry in provided:

@@ -1,0 +1,6 @@
+import os
+import sys
+
+from tt_registry.cli import main
+
+sys.exit(main(sys.argv[1:], os.environ))
