@@ -1,6 +1,7 @@
 """Where a batch is sampled, with which parameters, and what the right answer is."""
 
 from tt_sampling.errors import ParamsError, ShapeError, TTSamplingError
+from tt_sampling.reference import Sampled, penalise, probabilities, sample
 from tt_sampling.reload import ReloadCommands, ReloadState, StepFacts, advance
 from tt_sampling.routing import (
     DeviceCapabilities,
@@ -29,6 +30,7 @@ __all__ = [
     "RowNeeds",
     "RowParams",
     "SampleMode",
+    "Sampled",
     "ShapeError",
     "StepFacts",
     "TTSamplingError",
@@ -37,9 +39,12 @@ __all__ = [
     "fresh_generator",
     "is_greedy",
     "pack",
+    "penalise",
+    "probabilities",
     "route",
     "route_rows",
     "row_reasons",
+    "sample",
     "step_generator",
     "step_seed",
 ]

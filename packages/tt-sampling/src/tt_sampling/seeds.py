@@ -1,4 +1,4 @@
-"""The random stream of a request: a generator made for one token, from the request's seed and the token's position.
+"""The random stream of a request: for each token a generator made from the request's seed and the position.
 
 Nothing is carried from step to step, so a request draws the same whether it is alone or in a batch, in
 whichever row or lane, resumed after preemption, on the device's route or the host's.
@@ -24,7 +24,7 @@ def step_seed(seed: int, position: int) -> int:
     number generators", 2014) started from the mixed seed; unmixed, seed s + gamma would repeat the stream
     of s one position later.
     """
-    return _mix(_mix(seed) + (position + 1) * _GAMMA)
+    return _mix(_mix(int(seed)) + (int(position) + 1) * _GAMMA)
 
 
 def step_generator(seed: int, position: int) -> torch.Generator:
