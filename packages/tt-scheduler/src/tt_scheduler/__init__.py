@@ -1,11 +1,12 @@
 """Phase-pure scheduling: which phase runs next, where a request stands, and which row it holds."""
 
-from tt_scheduler.cursor import Standing, is_last_chunk, standing
+from tt_scheduler.cursor import Admission, Standing
 from tt_scheduler.errors import CursorError, RowError, TTSchedulerError
 from tt_scheduler.phases import Interleave, Phase, PhasePolicy, PrefillFirst, Work
 from tt_scheduler.rows import RowAccount
 
 __all__ = [
+    "Admission",
     "CursorError",
     "Interleave",
     "Phase",
@@ -16,6 +17,4 @@ __all__ = [
     "Standing",
     "TTSchedulerError",
     "Work",
-    "is_last_chunk",
-    "standing",
 ]

@@ -2,6 +2,8 @@
 
 import enum
 
+import attrs
+
 from tt_scheduler.errors import CursorError
 
 
@@ -13,43 +15,47 @@ class Standing(enum.Enum):
     REPLAY = "replay"
     DECODE = "decode"
 
-    @property
-    def is_prefill(self) -> bool:
-        return self is not Standing.DECODE
 
+@attrs.frozen
+class Admission:
+    """What a request had when it last got its row: on arrival, or on coming back after a preemption.
 
-def standing(
-    computed: int, scheduled: int, known_at_admission: int, known: int, generated_at_admission: int
-) -> Standing:
-    """Say what ``scheduled`` tokens from position ``computed`` on are.
-
-    ``known_at_admission`` is how many tokens (prompt and generated) the request had when it last got its row,
-    ``generated_at_admission`` how many of those it had generated itself, ``known`` how many it has now.
-    The cursor is compared with ``known_at_admission``: the prompt's length would run the rest of a replay as
-    decode, and ``known`` would make every steady decode look like prefill.
-
-    Raises ``CursorError`` if a chunk reaches beyond what was known at admission, if a decode has other than
-    one token, or if more is to be computed than is known.
+    ``known`` counts prompt and generated tokens, ``generated`` those of them that the request had generated
+    itself, ``cached`` those whose keys and values a prefix cache already held.
     """
-    end = computed + scheduled
-    if scheduled < 1 or computed < 0 or end > known or generated_at_admission > known_at_admission > known:
-        raise CursorError(
-            f"computed {computed} + scheduled {scheduled} does not fit {known} known tokens"
-            f" ({known_at_admission} at admission, {generated_at_admission} of them generated)"
-        )
-    if computed >= known_at_admission:
-        if scheduled != 1:
-            raise CursorError(f"a decode computes one token, not {scheduled} (from position {computed})")
-        return Standing.DECODE
-    if end > known_at_admission:
-        raise CursorError(
-            f"a chunk of {scheduled} from {computed} reaches beyond the {known_at_admission} tokens to prefill"
-        )
-    if generated_at_admission:
-        return Standing.REPLAY
-    return Standing.LATER_CHUNK if computed else Standing.FIRST_CHUNK
 
+    known: int
+    generated: int = 0
+    cached: int = 0
 
-def is_last_chunk(computed: int, scheduled: int, known_at_admission: int) -> bool:
-    """Whether this chunk completes the prefill, so that a token is sampled after it."""
-    return computed + scheduled >= known_at_admission
+    def __attrs_post_init__(self) -> None:
+        if not (0 <= self.generated < self.known and 0 <= self.cached < self.known):
+            raise CursorError(
+                f"{self} cannot be: a request is admitted with a prompt, and computes at least one token of it"
+            )
+
+    def standing(self, computed: int, scheduled: int, known: int) -> Standing:
+        """Say what the ``scheduled`` tokens from position ``computed`` on are, ``known`` being known by now.
+
+        The cursor is compared with what was known at admission: the prompt's length would run the rest of a
+        replay as decode, and ``known`` would make every steady decode look like prefill.
+
+        Raises ``CursorError`` if a chunk reaches beyond what was known at admission, a decode has other than
+        one token, or the range leaves ``cached .. known``.
+        """
+        end = computed + scheduled
+        if scheduled < 1 or computed < self.cached or end > known or known < self.known:
+            raise CursorError(f"tokens {computed}..{end} of {known} known do not follow {self}")
+        if computed >= self.known:
+            if scheduled != 1:
+                raise CursorError(f"a decode computes one token, not {scheduled} (from position {computed})")
+            return Standing.DECODE
+        if end > self.known:
+            raise CursorError(f"a chunk {computed}..{end} reaches beyond the {self.known} tokens to prefill")
+        if self.generated:
+            return Standing.REPLAY
+        return Standing.LATER_CHUNK if computed > self.cached else Standing.FIRST_CHUNK
+
+    def completes(self, computed: int, scheduled: int) -> bool:
+        """Whether a token is sampled after these tokens: true from the last chunk on."""
+        return computed + scheduled >= self.known

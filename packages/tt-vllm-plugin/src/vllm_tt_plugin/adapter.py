@@ -1,0 +1,211 @@
+"""Calls on an adapter, with exactly the arguments of the contract.
+
+Adapters have strict signatures, so nothing else is passed, and what depends on a capability is passed only to
+a class that declares it.
+
+Shapes: N prefilled requests, S the longest end position, B rows of a decode, W blocks per request, V
+vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+from tt_registry import Capabilities
+from tt_sampling import ReloadCommands, TTSamplingParams
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.kv_cache import KVCacheShape
+from vllm_tt_plugin.mesh import Mesh
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@attrs.frozen
+class PrefillInputs:
+    """Chunks of N requests: the model computes ``tokens[i, start_pos[i]:prompt_lens[i]]``."""
+
+    tokens: torch.Tensor
+    """int32 ``[N, S]`` from position 0, right padded with 0."""
+    page_table: torch.Tensor
+    """int32 ``[N, W]``."""
+    prompt_lens: npt.NDArray[np.int64]
+    """End position of each chunk ``[N]``."""
+    start_pos: npt.NDArray[np.int32]
+    """Tokens already in the cache ``[N]``."""
+    empty_slots: list[int]
+    """The row each request's state is written to."""
+
+
+@attrs.frozen
+class DecodeInputs:
+    """One token for each row; rows whose position is -1 are passed over."""
+
+    tokens: torch.Tensor
+    """int32 ``[B, 1]``."""
+    start_pos: torch.Tensor
+    """int32 ``[B]``."""
+    page_table: torch.Tensor
+    """int32 ``[B, W]``."""
+
+
+@attrs.frozen
+class DeviceSampling:
+    """What a step that is sampled on the device needs; token histories only where a row has a penalty."""
+
+    params: TTSamplingParams
+    prompt_tokens: torch.Tensor | None = None
+    output_tokens: torch.Tensor | None = None
+
+
+@attrs.frozen
+class StepResult:
+    """What a step computed, on the host: logits, or tokens sampled on the device with their logprobs."""
+
+    logits: torch.Tensor | None = None
+    """``[N or B, V]``."""
+    tokens: torch.Tensor | None = None
+    """``[N or B]``."""
+    logprobs: Any = None
+
+
+@attrs.define
+class Adapter:
+    """A loaded model, its cache and its mesh."""
+
+    model: Any
+    capabilities: Capabilities
+    mesh: Mesh
+    config: TTConfig
+    max_rows: int
+    kv_cache: Any = None
+    page_table_width: int = 0
+    decode_sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def load(
+        cls,
+        adapter_class: type[Any],
+        capabilities: Capabilities,
+        mesh: Mesh,
+        config: TTConfig,
+        vllm_config: "VllmConfig",
+        lanes: int = 1,
+    ) -> "Adapter":
+        """Load the weights."""
+        rows = lanes * vllm_config.scheduler_config.max_num_seqs
+        model = adapter_class.initialize_vllm_model(
+            vllm_config.model_config.hf_config,
+            mesh.device,
+            rows,
+            max_seq_len=vllm_config.model_config.max_model_len,
+            tt_data_parallel=lanes,
+            optimizations=config.optimizations,
+        )
+        return cls(model=model, capabilities=capabilities, mesh=mesh, config=config, max_rows=rows)
+
+    def allocate(self, shape: KVCacheShape, kv_cache: KVCacheConfig, page_table_width: int) -> None:
+        """Allocate the KV cache of ``kv_cache.num_blocks`` blocks."""
+        dimensions = (kv_cache.num_blocks, shape.kv_heads, shape.block_size, shape.head_size)
+        self.kv_cache = self.model.allocate_kv_cache(dimensions, shape.dtype, shape.num_layers)
+        self.page_table_width = page_table_width
+
+    def warm_up(self, can_sample_on_device: bool) -> None:
+        """Two passes: compile every program, then capture traces. A program compiled after a capture could
+        corrupt that trace's memory."""
+        passes = [(False, False)]
+        if self.config.traces_prefill or self.config.traces_decode:
+            passes.append((self.config.traces_prefill, self.config.traces_decode))
+        for prefill_trace, decode_trace in passes:
+            if hasattr(self.model, "already_warmed_up_prefill"):
+                self.model.already_warmed_up_prefill = False
+            self.model.warmup_model_prefill(
+                kv_cache=self.kv_cache, enable_trace=prefill_trace, can_sample_on_device=can_sample_on_device
+            )
+            self.model.warmup_model_decode(
+                kv_cache=self.kv_cache,
+                max_batch_size=self.max_rows,
+                num_blocks=self.page_table_width,
+                can_sample_on_device=can_sample_on_device,
+                enable_trace=decode_trace,
+            )
+
+    def note_decode_sizes(self) -> None:
+        """Read the decode sizes that the warmed-up model accepts."""
+        sizes = getattr(self.model, "tt_supported_decode_batch_sizes", None)
+        self.decode_sizes = tuple(sorted(sizes)) if sizes else ()
+
+    def decode_rows(self, height: int) -> int:
+        """How many rows a decode must have when the highest occupied row is ``height - 1``."""
+        return next((size for size in self.decode_sizes if size >= height), self.max_rows)
+
+    def prefill(self, inputs: PrefillInputs, sampling: DeviceSampling | None) -> StepResult:
+        arguments: dict[str, Any] = {} if sampling is None else {"sampling_params": sampling.params}
+        out = self.model.prefill_forward(
+            tokens=inputs.tokens,
+            page_table=inputs.page_table,
+            kv_cache=self.kv_cache,
+            enable_trace=self.config.traces_prefill,
+            prompt_lens=inputs.prompt_lens,
+            start_pos=inputs.start_pos,
+            empty_slots=inputs.empty_slots,
+            **arguments,
+        )
+        return _result(out, sampling)
+
+    def decode(
+        self, inputs: DecodeInputs, sampling: DeviceSampling | None, commands: ReloadCommands
+    ) -> StepResult:
+        """Run one decode and wait for what it gives."""
+        out = self.model.decode_forward(
+            tokens=inputs.tokens,
+            page_table=inputs.page_table,
+            kv_cache=self.kv_cache,
+            start_pos=inputs.start_pos,
+            enable_trace=self.config.traces_decode,
+            read_from_device=False,
+            **self._decode_arguments(sampling, commands),
+        )
+        if not _on_host(out):
+            handles, events = self.model.read_decode_output(out, async_read=True)
+            for event in events:
+                self.mesh.wait_for(event)
+            out = self.model.process_decode_output_host(handles, is_tokens=sampling is not None)
+        return _result(out, sampling)
+
+    def _decode_arguments(self, sampling: DeviceSampling | None, commands: ReloadCommands) -> Mapping[str, Any]:
+        arguments: dict[str, Any] = {}
+        if sampling is not None:
+            arguments["sampling_params"] = sampling.params
+            if sampling.prompt_tokens is not None:
+                arguments["prompt_tokens"] = sampling.prompt_tokens
+                arguments["output_tokens"] = sampling.output_tokens
+        if self.capabilities.decode_input_update_contract == 1:
+            arguments["reload_inputs"] = commands.reload_inputs
+            arguments["reload_page_table"] = commands.reload_page_table
+            arguments["reload_sampling_params"] = commands.reload_sampling_params
+            arguments["reset_sampling_state"] = commands.reset_sampling_state
+        elif sampling is not None:
+            arguments["reset_batch"] = commands.reset_batch
+        return arguments
+
+
+def _on_host(out: Any) -> bool:
+    first = out[0] if isinstance(out, tuple) else out
+    return isinstance(first, torch.Tensor)
+
+
+def _result(out: Any, sampling: DeviceSampling | None) -> StepResult:
+    if sampling is None:
+        logits = out[0] if isinstance(out, tuple) else out
+        if logits.dim() != 3:
+            raise StepError(f"the adapter returned logits of shape {tuple(logits.shape)}; expected [rows, S, V]")
+        return StepResult(logits=logits[:, -1])
+    tokens, logprobs = out if isinstance(out, tuple) else (out, None)
+    return StepResult(tokens=tokens.reshape(-1), logprobs=logprobs)

@@ -1,0 +1,103 @@
+"""The tensors of a decode step, kept from step to step, and those of a prefill step, made for it.
+
+A row is written when its request arrives, when its blocks change, and when its token and position advance;
+the rest of the tensors stays as it is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from vllm_tt_plugin.adapter import DecodeInputs, PrefillInputs
+from vllm_tt_plugin.requests import RequestState
+
+
+class DecodeBatch:
+    """Inputs of the next decode, row by row. Free rows and requests that are still in prefill hold -1."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self._tokens = np.zeros((rows, 1), np.int32)
+        self._positions = np.full(rows, -1, np.int32)
+        self._blocks = np.zeros((rows, width), np.int32)
+        self._page_table = torch.from_numpy(self._blocks.copy())
+        self._decoding: list[RequestState] = []
+        self._rows = np.zeros(0, np.intp)
+
+    @property
+    def rows(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+        """The rows of the requests that decode, in the order they were given."""
+        return self._rows
+
+    def write_blocks(self, changed: Sequence[RequestState]) -> None:
+        """Copy the block lists of ``changed`` into the page table."""
+        if not changed:
+            return
+        for state in changed:
+            if state.row is not None:
+                self._blocks[state.row] = 0
+                self._blocks[state.row, : len(state.blocks)] = state.blocks
+        # A new tensor, so that what an adapter was given before never changes under it.
+        self._page_table = torch.from_numpy(self._blocks.copy())
+
+    def decode(self, states: list[RequestState], rows_changed: bool) -> bool:
+        """Make ``states`` the requests that decode. Returns whether anything but tokens and positions moved on."""
+        if not rows_changed and states == self._decoding:
+            return False
+        self._decoding = states
+        self._rows = np.fromiter((state.row for state in states), np.intp, len(states))
+        self._positions.fill(-1)
+        self._tokens.fill(0)
+        for state in states:
+            self._positions[state.row] = state.computed
+            self._tokens[state.row, 0] = (state.output or state.prompt)[-1]
+        return True
+
+    def advance(self, tokens: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+        """Note the tokens that were sampled for the decoding requests, in their order."""
+        self._tokens[self._rows, 0] = tokens
+        self._positions[self._rows] += 1
+
+    def inputs(self, rows: int) -> DecodeInputs:
+        """Inputs of a decode over the first ``rows`` rows."""
+        return DecodeInputs(
+            tokens=torch.from_numpy(self._tokens[:rows].copy()),
+            start_pos=torch.from_numpy(self._positions[:rows].copy()),
+            page_table=self._page_table[:rows],
+        )
+
+
+def prefill_inputs(chunks: Sequence[tuple[RequestState, int]], width: int) -> PrefillInputs:
+    """Inputs for chunks, each a request and how many of its tokens to compute from where it stands."""
+    ends = [state.computed + count for state, count in chunks]
+    tokens = np.zeros((len(chunks), max(ends)), np.int32)
+    page_table = np.zeros((len(chunks), width), np.int32)
+    for index, ((state, _), end) in enumerate(zip(chunks, ends, strict=True)):
+        tokens[index, :end] = state.tokens(end)
+        page_table[index, : len(state.blocks)] = state.blocks
+    return PrefillInputs(
+        tokens=torch.from_numpy(tokens),
+        page_table=torch.from_numpy(page_table),
+        prompt_lens=np.array(ends, np.int64),
+        start_pos=np.array([state.computed for state, _ in chunks], np.int32),
+        empty_slots=[_row(state) for state, _ in chunks],
+    )
+
+
+def _row(state: RequestState) -> int:
+    assert state.row is not None, f"{state.request_id} is in a step without a row"
+    return state.row
+
+
+def histories(states: Sequence[RequestState | None], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompt and output tokens for penalties on the device: int32 ``[rows, longest]`` each, padded with -1."""
+    prompts = [[] if state is None else state.prompt for state in states]
+    outputs = [[] if state is None else state.output for state in states]
+    return _padded(prompts, rows), _padded(outputs, rows)
+
+
+def _padded(lists: Sequence[list[int]], rows: int) -> torch.Tensor:
+    padded = np.full((rows, max((len(tokens) for tokens in lists), default=0)), -1, np.int32)
+    for index, tokens in enumerate(lists):
+        padded[index, : len(tokens)] = tokens
+    return torch.from_numpy(padded)

@@ -1,0 +1,121 @@
+"""Everything that is refused at start-up, found at once, and what is switched off with a reason instead."""
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tt_registry import Capabilities
+
+from vllm_tt_plugin.errors import Problem
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger("vllm.tt_plugin")
+
+
+def problems_of(config: "VllmConfig", capabilities: Capabilities | None) -> Iterator[Problem]:
+    """Yield what cannot be served in this configuration.
+
+    ``capabilities`` is None where the model itself could not be resolved; the rest is checked all the same.
+    """
+    yield from _parallel_problems(config)
+    yield from _feature_problems(config)
+    if capabilities is not None:
+        yield from _model_problems(capabilities)
+
+
+def _parallel_problems(config: "VllmConfig") -> Iterator[Problem]:
+    parallel = config.parallel_config
+    for flag, size in (
+        ("--tensor-parallel-size", parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
+        ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
+        ("--prefill-context-parallel-size", parallel.prefill_context_parallel_size),
+    ):
+        if size > 1:
+            yield Problem(
+                f"{flag} is {size}",
+                "Leave it at 1 and choose the mesh with MESH_DEVICE: the model's own program spreads over it",
+            )
+    if parallel.data_parallel_size > 1:
+        yield Problem(
+            f"--data-parallel-size is {parallel.data_parallel_size}",
+            "Leave it at 1: one server drives one mesh as one lane",
+        )
+    if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
+        yield Problem(
+            f"the launch spans several hosts (nnodes {parallel.nnodes},"
+            f" data parallel backend {parallel.data_parallel_backend})",
+            "Serve the mesh of one host",
+        )
+    if parallel.distributed_executor_backend not in (None, "uni", "mp"):
+        yield Problem(
+            f"--distributed-executor-backend is {parallel.distributed_executor_backend!r}",
+            "Leave it unset: one worker drives the mesh",
+        )
+
+
+def _feature_problems(config: "VllmConfig") -> Iterator[Problem]:
+    if config.speculative_config is not None:
+        yield Problem("speculative decoding is asked for", "Remove --speculative-config")
+    if config.lora_config is not None:
+        yield Problem("LoRA is asked for", "Remove --enable-lora and serve a checkpoint with the adapter merged in")
+    if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
+        yield Problem("a KV or encoder-cache connector is asked for", "Remove --kv-transfer-config and --ec-transfer-config")
+    model = config.model_config
+    if model.runner_type != "generate":
+        yield Problem(f"{model.model} is to run as a {model.runner_type} model", "Serve a model that generates text")
+    if model.is_encoder_decoder:
+        yield Problem(f"{model.model} is an encoder-decoder model", "Serve a decoder-only model")
+    if model.enable_prompt_embeds:
+        yield Problem("prompt embeddings are asked for", "Remove --enable-prompt-embeds and send tokens or text")
+    if config.use_v2_model_runner and model.logits_processors:
+        yield Problem(
+            "custom logits processors are given while VLLM_USE_V2_MODEL_RUNNER asks for the V2 wire form",
+            "Unset VLLM_USE_V2_MODEL_RUNNER",
+        )
+
+
+def _model_problems(capabilities: Capabilities) -> Iterator[Problem]:
+    if capabilities.output_tokens_per_step != 1 or capabilities.tt_adaptive_block_output:
+        yield Problem(
+            f"the adapter returns blocks of tokens (output_tokens_per_step {capabilities.output_tokens_per_step},"
+            f" tt_adaptive_block_output {capabilities.tt_adaptive_block_output})",
+            "Serve an adapter that returns one token a step",
+        )
+
+
+def switch_off_undeclared(config: "VllmConfig", capabilities: Capabilities) -> None:
+    """Turn off what the model does not declare, each with a line that says why.
+
+    An explicit limit is never lowered: where prompts cannot be cut into chunks, the token budget of a step is
+    raised to the longest prompt.
+    """
+    if config.cache_config.enable_prefix_caching and not capabilities.supports_prefix_caching:
+        logger.info("Prefix caching is off: the model does not declare supports_prefix_caching.")
+        config.cache_config.enable_prefix_caching = False
+    scheduler = config.scheduler_config
+    if scheduler.async_scheduling is not False:
+        logger.info("Async scheduling is off: a decode step is finished before the next is scheduled.")
+        scheduler.async_scheduling = False
+    if scheduler.enable_chunked_prefill and not capabilities.supports_chunked_prefill:
+        logger.info("Chunked prefill is off: the model does not declare supports_chunked_prefill.")
+        scheduler.enable_chunked_prefill = False
+    longest = config.model_config.max_model_len
+    if not scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < longest:
+        logger.info(
+            "max_num_batched_tokens is raised from %d to %d: without chunked prefill a whole prompt"
+            " (max_model_len) must fit one step.",
+            scheduler.max_num_batched_tokens,
+            longest,
+        )
+        scheduler.max_num_batched_tokens = longest
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        logger.info(
+            "max_num_batched_tokens is raised from %d to %d: a decode step computes one token for each of"
+            " max_num_seqs requests.",
+            scheduler.max_num_batched_tokens,
+            scheduler.max_num_seqs,
+        )
+        scheduler.max_num_batched_tokens = scheduler.max_num_seqs

@@ -1,0 +1,72 @@
+"""Whether a step is sampled on the device, and with what."""
+
+from collections.abc import Sequence
+
+import attrs
+from tt_registry import Capabilities
+from tt_sampling import (
+    DeviceCapabilities,
+    DeviceLogprobs,
+    Phase,
+    Route,
+    SampleMode,
+    TTSamplingParams,
+    pack,
+    route_rows,
+    row_reasons,
+)
+
+from vllm_tt_plugin.adapter import DeviceSampling
+from vllm_tt_plugin.batch import histories
+from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.requests import RequestState
+
+
+@attrs.define
+class DeviceSampler:
+    """Routes steps, and packs the parameters of those that the device samples."""
+
+    device: DeviceCapabilities
+    mode: SampleMode
+    always_compat: bool
+    _packed_for: list[RequestState | None] = attrs.field(factory=list, init=False)
+    _packed: TTSamplingParams | None = attrs.field(default=None, init=False)
+
+    @classmethod
+    def of(cls, config: TTConfig, capabilities: Capabilities) -> "DeviceSampler":
+        """Logprobs and grammars go to the host: no adapter declares which of them it returns or takes."""
+        device = DeviceCapabilities(
+            can_sample=capabilities.supports_sample_on_device,
+            max_top_k=capabilities.max_device_top_k,
+            penalties=capabilities.supports_device_penalties,
+            seeds=True,
+            logprobs=DeviceLogprobs.NONE,
+        )
+        return cls(device, SampleMode(config.sample_on_device_mode or "host"), config.always_compat_sampling)
+
+    @property
+    def may_sample(self) -> bool:
+        """Whether any step can be sampled on the device."""
+        return self.device.can_sample and self.mode is not SampleMode.HOST and not self.always_compat
+
+    def route(self, states: Sequence[RequestState], phase: Phase) -> Route:
+        """Where a step that samples ``states`` is sampled, and why not on the device."""
+        for state in states:
+            if phase.value not in state.blockers:
+                state.blockers[phase.value] = row_reasons(state.needs, self.device, phase)
+        rows = ((state.request_id, state.blockers[phase.value]) for state in states)
+        return route_rows(rows, self.device, self.mode, phase, self.always_compat)
+
+    def for_prefill(self, states: Sequence[RequestState | None]) -> DeviceSampling:
+        """Parameters of N rows; None for a chunk that is not its prompt's last."""
+        return DeviceSampling(pack([state and state.needs.params for state in states], len(states)))
+
+    def for_decode(self, by_row: list[RequestState | None], rows: int) -> DeviceSampling:
+        """Parameters of ``rows`` rows, kept while the same requests hold them."""
+        if self._packed is None or by_row != self._packed_for or len(self._packed.seed) != rows:
+            self._packed = pack([state and state.needs.params for state in by_row], rows)
+            self._packed_for = by_row
+        if not any(state is not None and state.needs.params.penalised for state in by_row):
+            return DeviceSampling(self._packed)
+        prompts, outputs = histories(by_row, rows)
+        return DeviceSampling(self._packed, prompts, outputs)

@@ -1,0 +1,171 @@
+"""vLLM's view of a Tenstorrent mesh."""
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from vllm_tt_plugin import mesh_ttnn
+from vllm_tt_plugin.checks import problems_of, switch_off_undeclared
+from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.errors import ConfigurationError, Problem, RequestRefusedError
+from vllm_tt_plugin.mesh import MeshSpec
+from vllm_tt_plugin.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.inputs import EngineInput
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+
+logger = logging.getLogger("vllm.tt_plugin")
+
+WORKER_CLASS = "vllm_tt_plugin.worker.TTWorker"
+SCHEDULER_CLASS = "vllm_tt_plugin.scheduler.TTScheduler"
+
+
+class TTPlatform(Platform):
+    """Tensors that vLLM itself touches stay on the CPU; the mesh belongs to the worker alone."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "tt"
+    device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    simple_compile_backend = "eager"
+
+    @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        # Both wire forms are read, but only V1 carries logits processors given on the command line.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
+        """Switch off what the model does not declare, before vLLM branches on it."""
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        if vllm_config.model_config is None:
+            return
+        try:
+            served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
+        except ConfigurationError:
+            return  # check_and_update_config refuses it, together with everything else that is wrong
+        switch_off_undeclared(vllm_config, served.capabilities)
+        # vllm.config itself asks for the platform while it is imported, so it cannot be imported above.
+        from vllm.config.compilation import CompilationMode
+
+        # No model of vLLM's own runs, so there is nothing for it to compile.
+        vllm_config.compilation_config.mode = CompilationMode.NONE
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Check the whole configuration and name our worker and scheduler.
+
+        Raises ``ConfigurationError`` with everything that is wrong. Runs in each front end and again in the
+        engine, so it must change nothing the second time.
+        """
+        if vllm_config.model_config is None:
+            return
+        problems: list[Problem] = []
+        try:
+            TTConfig.from_additional_config(vllm_config.additional_config)
+        except ConfigurationError as error:
+            problems += error.problems
+        problems += _mesh_problems()
+        served: ServedModel | None = None
+        try:
+            served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
+        except ConfigurationError as error:
+            problems += error.problems
+        problems += problems_of(vllm_config, served.capabilities if served else None)
+        if problems or served is None:
+            raise ConfigurationError(problems)
+
+        switch_off_undeclared(vllm_config, served.capabilities)
+        vllm_config.parallel_config.worker_cls = WORKER_CLASS
+        vllm_config.scheduler_config.scheduler_cls = SCHEDULER_CLASS
+        if vllm_config.cache_config.block_size is None:
+            vllm_config.cache_config.block_size = type(vllm_config.cache_config).DEFAULT_BLOCK_SIZE
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: "VllmConfig") -> None:
+        """No attention backend of vLLM runs here; the block size stays what it is."""
+
+    @classmethod
+    def validate_request(cls, processed_inputs: "EngineInput", params: "SamplingParams | PoolingParams") -> None:
+        """Raises ``RequestRefusedError`` for what no step here can compute."""
+        if getattr(params, "prompt_logprobs", None) is not None:
+            raise RequestRefusedError(
+                f"prompt_logprobs is {params.prompt_logprobs}: logprobs of prompt tokens are not computed on this"
+                " platform. Leave prompt_logprobs (and echo with logprobs) out."
+            )
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """vLLM's own kernels are not built in its empty target."""
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        """Likewise."""
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """The output thread of the multiprocess executor calls this and would die of the default."""
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        """The CPU generator, which torch.manual_seed has set already, is the only one."""
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return cls.device_name
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.inference_mode(mode=True)
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """Adapters hold their own caches; layers of one index do not collide."""
+
+
+def _mesh_problems() -> list[Problem]:
+    try:
+        spec = MeshSpec.parse(os.environ.get("MESH_DEVICE"))
+    except ConfigurationError as error:
+        return list(error.problems)
+    if spec.on_host:
+        return []
+    probe = mesh_ttnn.probe()
+    if probe.failure is not None:
+        return [
+            Problem(
+                f"ttnn is installed but cannot be used: {probe.failure}",
+                "Mend the TT-Metal installation (its libraries and driver must match this ttnn), or set"
+                " MESH_DEVICE=host to serve without devices",
+            )
+        ]
+    if probe.chips == 0:
+        return [
+            Problem(
+                "no Tenstorrent chip was found",
+                "Check the cards, the driver and TT_VISIBLE_DEVICES, or set MESH_DEVICE=host to serve without devices",
+            )
+        ]
+    if spec.shape is not None and spec.shape[0] * spec.shape[1] > probe.chips:
+        return [
+            Problem(
+                f"MESH_DEVICE asks for {spec.shape[0]}x{spec.shape[1]} chips and {probe.chips} are visible",
+                "Choose a smaller mesh, or check TT_VISIBLE_DEVICES",
+            )
+        ]
+    return []

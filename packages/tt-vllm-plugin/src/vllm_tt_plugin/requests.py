@@ -1,0 +1,182 @@
+"""What the runner knows of each request, and how a step plan changes it.
+
+Both of vLLM's wire forms are read. In the V1 form a resumed request comes as cached data, in the V2 form as
+new data with ``prefill_token_ids``; either way a request that is known already is being resumed.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+from tt_sampling import Reason, RowNeeds, RowParams
+from tt_sampling.wire import NO_LOGPROBS
+from tt_scheduler import Admission, RowAccount
+
+from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.plan import StepPlan
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import NewRequestData
+
+
+@attrs.define(eq=False)
+class RequestState:
+    """One request, from its first step until it finishes; a preempted one keeps all but its row and blocks."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: "SamplingParams"
+    needs: RowNeeds
+    output: list[int] = attrs.field(factory=list)
+    """Generated tokens. The list object stays the same: logits processors hold on to it."""
+    blocks: list[int] = attrs.field(factory=list)
+    computed: int = 0
+    """Tokens whose keys and values are in the cache once the steps so far have run."""
+    admission: Admission | None = None
+    row: int | None = None
+    blockers: dict[str, tuple[Reason, ...]] = attrs.field(factory=dict)
+    """What keeps it off the device, by phase; filled in by the sampling route."""
+
+    @property
+    def known(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, end: int) -> list[int]:
+        """The first ``end`` tokens, prompt and generated."""
+        if end <= len(self.prompt):
+            return self.prompt[:end]
+        return self.prompt + self.output[: end - len(self.prompt)]
+
+
+@attrs.define
+class RequestTable:
+    """All unfinished requests that ever had a row, and the rows they hold now."""
+
+    capacity: int
+    _states: dict[str, RequestState] = attrs.field(factory=dict, init=False)
+    _rows: RowAccount = attrs.field(init=False)
+    _by_row: list[RequestState | None] = attrs.field(init=False)
+    rows_changed: bool = attrs.field(default=False, init=False)
+    """Whether a row was taken or released since the flag was last cleared."""
+    blocks_changed: list[RequestState] = attrs.field(factory=list, init=False)
+    """Requests whose block list changed since the list was last cleared."""
+
+    def __attrs_post_init__(self) -> None:
+        self._rows = RowAccount(self.capacity)
+        self._by_row = [None] * self.capacity
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, request_id: str) -> RequestState:
+        try:
+            return self._states[request_id]
+        except KeyError:
+            raise StepError(f"the step names request {request_id!r}, which the runner never saw") from None
+
+    @property
+    def by_row(self) -> list[RequestState | None]:
+        """The request on each row, None where it is free."""
+        return self._by_row
+
+    @property
+    def height(self) -> int:
+        """One more than the highest row that is held."""
+        return max(self._rows.owned.values(), default=-1) + 1
+
+    def held(self) -> Iterator[RequestState]:
+        """The requests that hold a row, in row order."""
+        return (state for state in self._by_row if state is not None)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Follow a plan: give rows back, then take new ones, then note blocks.
+
+        Raises ``StepError`` or ``tt_scheduler.RowError`` if plan and table disagree.
+        """
+        for request_id in plan.finished_req_ids:
+            self._release(request_id)
+            self._states.pop(request_id, None)
+        for request_id in plan.preempted_req_ids or ():
+            self._release(request_id)
+        for data in plan.scheduled_new_reqs:
+            self._admit_new(data, plan.rows)
+        cached = plan.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            new_blocks = cached.new_block_ids[index]
+            if request_id in cached.resumed_req_ids:
+                state = self[request_id]
+                # Tokens that were in flight at the preemption may have been dropped since.
+                del state.output[cached.num_output_tokens[index] :]
+                self._admit(state, new_blocks, cached.num_computed_tokens[index], plan.rows)
+            elif new_blocks is not None:
+                state = self[request_id]
+                state.blocks.extend(_only_group(new_blocks))
+                self.blocks_changed.append(state)
+
+    def _admit_new(self, data: "NewRequestData", rows: dict[str, int]) -> None:
+        prompt = data.prompt_token_ids
+        if prompt is None or data.sampling_params is None:
+            raise StepError(f"request {data.req_id!r} has no prompt tokens or no sampling parameters")
+        state = self._states.get(data.req_id)
+        if state is None:
+            needs = needs_of(data.sampling_params)
+            state = RequestState(data.req_id, prompt, data.sampling_params, needs)
+            self._states[data.req_id] = state
+        if data.prefill_token_ids is not None:
+            state.output[:] = data.prefill_token_ids[len(prompt) :]
+        self._admit(state, data.block_ids, data.num_computed_tokens, rows)
+
+    def _admit(
+        self, state: RequestState, blocks: tuple[list[int], ...] | None, computed: int, rows: dict[str, int]
+    ) -> None:
+        if blocks is None or state.request_id not in rows:
+            raise StepError(f"request {state.request_id!r} is admitted without blocks or without a row")
+        row = rows[state.request_id]
+        self._rows.claim(state.request_id, row)
+        self._by_row[row] = state
+        state.row = row
+        state.blocks = list(_only_group(blocks))
+        state.computed = computed
+        state.admission = Admission(known=state.known, generated=len(state.output), cached=computed)
+        self.rows_changed = True
+        self.blocks_changed.append(state)
+
+    def _release(self, request_id: str) -> None:
+        row = self._rows.release(request_id)
+        if row is None:
+            return
+        state = self._states[request_id]
+        state.row = None
+        state.blocks = []
+        self._by_row[row] = None
+        self.rows_changed = True
+
+
+def _only_group(blocks: tuple[list[int], ...]) -> list[int]:
+    if len(blocks) != 1:
+        raise StepError(f"{len(blocks)} KV cache groups came with a request; one is handled")
+    return blocks[0]
+
+
+def needs_of(sampling: "SamplingParams") -> RowNeeds:
+    """What a request needs of its sampler, in the terms of ``tt_sampling``."""
+    return RowNeeds(
+        params=RowParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=sampling.seed,
+            num_logprobs=NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs,
+        ),
+        grammar=sampling.structured_outputs is not None,
+        logit_bias=bool(sampling.logit_bias),
+        allowed_tokens=bool(sampling.allowed_token_ids),
+        bad_words=bool(sampling.bad_words_token_ids),
+        min_tokens=sampling.min_tokens > 0,
+        stateful_processors=bool(sampling.extra_args) or bool(sampling.logprob_token_ids),
+    )
