@@ -43,11 +43,11 @@ works() { # PATH_OF_PYTHON
 find_python() { # PATH_OF_UV
     local candidate
     for candidate in "$("$1" python find --system "$PYTHON" 2>/dev/null || true)" \
-        "$(pyenv root 2>/dev/null || true)"/versions/"$PYTHON".*/bin/python; do
+        "${PYENV_ROOT:-$HOME/.pyenv}/versions/$PYTHON".*/bin/python; do
         works "$candidate" && { echo "$candidate"; return; }
     done
     say "no CPython $PYTHON found: uv installs one of its own"
-    "$1" python install --quiet "$PYTHON" >&2 || die "uv could not install CPython $PYTHON: install it and try again"
+    "$1" python install "$PYTHON" >&2 || die "uv could not install CPython $PYTHON: install it and try again"
     "$1" python find --managed-python "$PYTHON"
 }
 
