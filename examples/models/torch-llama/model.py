@@ -1,7 +1,7 @@
 """A Llama in plain torch that reads and writes a paged KV cache.
 
-Shapes: R rows (requests of one step), T tokens a row, W blocks a row, G key/value heads, D head size, L cached
-tokens that a step can see. Attributes have the names of the checkpoint, so that weights load by name.
+Shapes: R rows (requests of one step), T tokens a row, W blocks a row, G key/value heads, D head size,
+L cached tokens that a step can see. Attributes are named as in the checkpoint: weights load by name.
 """
 
 import json
@@ -30,7 +30,7 @@ class Step:
     sin: Tensor
     blocks: Tensor  # [R, T] the cache block that each token's key and value are written to
     offsets: Tensor  # [R, T] and the place in it
-    context: Tensor  # [R, 1, blocks] the blocks that hold each row's past and present
+    context: Tensor  # [R, G, L / block size] what holds a row's past and present: block * G + head
     mask: Tensor  # [R, 1, T, L] True where a token sees a cached one
 
 
@@ -54,14 +54,8 @@ class Attention(nn.Module):
         keys[step.blocks, :, step.offsets] = key.transpose(1, 2)
         values[step.blocks, :, step.offsets] = self.v_proj(hidden).view(split)
 
-        heads = torch.arange(keys.shape[1]).view(1, -1, 1)
-        seen = (query.shape[0], keys.shape[1], -1, self.head_dim)
         mixed = functional.scaled_dot_product_attention(
-            query,
-            keys[step.context, heads].view(seen),
-            values[step.context, heads].view(seen),
-            attn_mask=step.mask,
-            enable_gqa=True,
+            query, _gather(keys, step), _gather(values, step), attn_mask=step.mask, enable_gqa=True
         )
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
@@ -71,6 +65,13 @@ def _rotate(heads: Tensor, step: Step) -> Tensor:
     """RoPE: turn dimension i together with dimension i + D / 2. heads: [R, heads, T, D]."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * step.cos - second * step.sin, second * step.cos + first * step.sin), dim=-1)
+
+
+def _gather(cache: Tensor, step: Step) -> Tensor:
+    """What each row can see: [R, G, L, D]. One copy, block by block and head by head."""
+    rows, heads, _ = step.context.shape
+    seen = cache.flatten(0, 1).index_select(0, step.context.flatten())
+    return seen.view(rows, heads, -1, cache.shape[-1])
 
 
 class MLP(nn.Module):
@@ -167,7 +168,8 @@ class PagedLlama(nn.Module):
     ) -> Tensor:
         """Write R rows of T tokens to the cache; returns float32 logits [R, vocab] of each row's last token.
 
-        All int64. tokens, positions: [R, T]. page_table: [R, W], block i holding a row's i-th `block size` tokens.
+        All int64. tokens, positions: [R, T]. page_table: [R, W]; block i of a row holds the keys and values
+        of its tokens from position i * block size on.
         """
         step = self._step(positions, page_table, block_size=kv_cache[0][0].shape[2])
         hidden = self.model.embed_tokens(tokens)
@@ -180,12 +182,13 @@ class PagedLlama(nn.Module):
         angles = positions[:, None, :, None].float() * self._frequencies
         used = int(positions.max()) // block_size + 1 if len(positions) else 0
         cached = torch.arange(used * block_size)
+        heads = torch.arange(self.key_value_heads)[:, None]
         return Step(
             cos=(angles.cos() * self._rope_scale).to(self.dtype),
             sin=(angles.sin() * self._rope_scale).to(self.dtype),
             blocks=page_table.gather(1, positions // block_size),
             offsets=positions % block_size,
-            context=page_table[:, None, :used],
+            context=page_table[:, None, :used] * self.key_value_heads + heads,
             mask=cached <= positions[:, None, :, None],
         )
 
