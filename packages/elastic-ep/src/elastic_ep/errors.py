@@ -1,0 +1,53 @@
+"""What elastic_ep raises.
+
+ElasticError
+├── PlanError            a placement or a plan was asked for that cannot be
+│   └── SizeError        the ranks asked for cannot hold the experts
+├── WireError            bytes that are no message of this version
+├── TransportError       a transfer or a connection failed
+│   ├── PeerLostError    the peer is gone or was disconnected
+│   └── DeadlineError    a wait ended at its deadline; names the ranks waited for
+├── FencedError          a wait was ended from outside (a fence)
+├── LaneError            a step does not fit the lane's fixed slots
+└── RunnerError          a captured program met addresses it was not captured with
+"""
+
+
+class ElasticError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class PlanError(ElasticError):
+    """A placement or plan cannot be: the message gives what was asked and what would be possible."""
+
+
+class SizeError(PlanError):
+    """The ranks asked for cannot hold the experts; the message gives the numbers."""
+
+
+class WireError(ElasticError):
+    """Bytes that do not decode to a message: damaged, cut short, or of another version."""
+
+
+class TransportError(ElasticError):
+    """A transfer or a connection failed."""
+
+
+class PeerLostError(TransportError):
+    """The peer is gone, or was disconnected here."""
+
+
+class DeadlineError(TransportError):
+    """A wait reached its deadline."""
+
+
+class FencedError(ElasticError):
+    """A wait was ended from outside, because the group fences a rank off."""
+
+
+class LaneError(ElasticError):
+    """A step does not fit the lane's fixed slots."""
+
+
+class RunnerError(ElasticError):
+    """A captured program met addresses that it was not captured with."""
