@@ -143,6 +143,16 @@ def test_folders_of_the_same_name_stay_apart(make_bundle: MakeBundle) -> None:
     assert seen == ["x", "y"]
 
 
+def test_uninstall_leaves_another_registrys_modules_alone(make_bundle: MakeBundle) -> None:
+    folder = make_bundle("new", every_import("new"))
+    first, second = registry_of(folder), registry_of(folder)
+    first.install()
+    second.install()
+    loaded = first.resolve("NewForCausalLM").load()
+    first.uninstall()
+    assert second.resolve("NewForCausalLM").load() is loaded
+
+
 @pytest.fixture
 def two_registries(make_bundle: MakeBundle) -> list[tuple[Registry, set[str]]]:
     """One registry over bundles A and B, one over B alone."""

@@ -1,6 +1,7 @@
 """Finds bundle folders and reads their `vllm_metadata.json`, without importing anything of them."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -30,9 +31,9 @@ class Bundle:
 
 def bundle_folders(directory: Path) -> tuple[Path, ...]:
     """`directory` itself if it holds a `vllm_metadata.json`, else its direct subfolders that do, by name."""
-    if (directory / METADATA).is_file():
+    if os.path.isfile(directory / METADATA):
         return (directory,)
-    return tuple(sorted(child for child in directory.iterdir() if (child / METADATA).is_file()))
+    return tuple(sorted(child for child in directory.iterdir() if os.path.isfile(child / METADATA)))
 
 
 def find_bundles(directory: str) -> tuple[tuple[Bundle, ...], tuple[Problem, ...]]:

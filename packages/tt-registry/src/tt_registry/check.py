@@ -15,7 +15,7 @@ from tt_registry.importing import BundleFinder
 
 @attrs.frozen
 class Finding:
-    """One thing that is wrong: `where` is a file, method or attribute."""
+    """One thing that is wrong: `where` is a method, an attribute or a part of the bundle."""
 
     where: str
     message: str
@@ -44,7 +44,7 @@ def check_bundle(path: str | Path) -> Report:
     try:
         findings = check_adapter(bundle.entries[0].load(), known_to_vllm=False)
     except AdapterImportError as error:
-        findings = (Finding(error.target, error.reason),)
+        findings = (Finding("main_class", error.reason),)
     finally:
         finder.uninstall()
     return Report(str(folder), bundle.entries, findings)

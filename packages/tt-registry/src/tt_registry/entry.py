@@ -96,13 +96,11 @@ class Entry:
         adapter = getattr(module, class_name, None)
         if not isinstance(adapter, type):
             advice = "Name a class that the module defines"
-            raise error(self.target, self.source, f"{module.__file__} has no class {class_name}", advice)
+            raise error(self.target, self.source, f"the module has no class {class_name}", advice)
         return adapter
 
     def capabilities(self) -> Capabilities:
-        """Load the class and read what it declares, over what is known here. Raises as `load` does, and
-        `CapabilityError`.
-        """
+        """What the class declares, over what is known here. Raises as `load` does, and `CapabilityError`."""
         defaults = self.capability_defaults
         if self.whole_mesh.folds_dp_into_lanes:
             defaults = attrs.evolve(defaults, folds_dp_into_lanes=True)

@@ -54,7 +54,7 @@ class BundleFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         others = [finder for finder in sys.meta_path if isinstance(finder, BundleFinder)]
         kept = {package for finder in others for package in finder.folders}
-        for name in [name for name in sys.modules if package_of(name) in self.folders.keys() - kept]:
+        for name in [name for name in list(sys.modules) if package_of(name) in self.folders.keys() - kept]:
             del sys.modules[name]
         if not others:
             sys.modules.pop(NAMESPACE, None)
@@ -107,9 +107,7 @@ def _scoped_builtins(package: str, folder: Path) -> dict[str, Any]:
     hide TT-Metal's `models`.
     """
     modules = {module.name for module in pkgutil.iter_modules([str(folder)])}
-    folders = (
-        {child.name for child in folder.iterdir() if child.is_dir()} - modules if folder.is_dir() else set()
-    )
+    folders = {child.name for child in folder.iterdir() if child.is_dir()} - modules
 
     def scoped_import(
         name: str,

@@ -55,7 +55,7 @@ class Registry:
         for problem in problems:
             for architecture in problem.architectures:
                 entries.pop(architecture, None)
-        finder = BundleFinder(bundle.folder for bundle in bundles if bundle.entries)
+        finder = BundleFinder(bundle.folder for bundle in bundles)
         return cls(MappingProxyType(dict(sorted(entries.items()))), problems, finder)
 
     def resolve(self, architecture: str) -> Entry:
@@ -86,12 +86,14 @@ class Registry:
 
 
 def merged(builtin: Iterable[Entry], provided: Iterable[Entry]) -> dict[str, Entry]:
+    """Entries by architecture; what users provide wins. Raises `DuplicateArchitectureError` on two of theirs."""
     builtin_by_name = {entry.architecture: entry for entry in builtin}
-    merged: dict[str, Entry] = {}
+    provided_by_name: dict[str, Entry] = {}
     for entry in provided:
-        earlier = merged.get(entry.architecture)
+        earlier = provided_by_name.get(entry.architecture)
         if earlier is not None:
             raise DuplicateArchitectureError(entry.architecture, earlier.source, entry.source)
         replaced = builtin_by_name.get(entry.architecture)
-        merged[entry.architecture] = attrs.evolve(entry, replaces=replaced.target if replaced else None)
-    return {**builtin_by_name, **merged}
+        replaces = replaced.target if replaced else None
+        provided_by_name[entry.architecture] = attrs.evolve(entry, replaces=replaces)
+    return {**builtin_by_name, **provided_by_name}
