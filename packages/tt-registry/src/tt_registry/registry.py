@@ -86,7 +86,7 @@ class Registry:
 
 
 def merged(builtin: Iterable[Entry], provided: Iterable[Entry]) -> dict[str, Entry]:
-    """Entries by architecture; what users provide wins. Raises `DuplicateArchitectureError` on two of theirs."""
+    """Entries by architecture; what users provide wins, and two of theirs for one name raise."""
     builtin_by_name = {entry.architecture: entry for entry in builtin}
     provided_by_name: dict[str, Entry] = {}
     for entry in provided:
