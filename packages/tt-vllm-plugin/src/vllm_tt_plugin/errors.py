@@ -3,11 +3,10 @@
     TTPluginError
     ├── ConfigurationError     everything that is wrong with a configuration, in one message
     ├── MeshError              a mesh could not be opened
-    ├── RequestRefusedError    one client's request cannot be served; becomes an HTTP 400
     └── StepError              a step plan contradicts what the runner holds: a fault of this package
 
-``ConfigurationError`` and ``RequestRefusedError`` are ``ValueError`` too, since vLLM turns those into the
-right exit and status code.
+``ConfigurationError`` is a ``ValueError`` too, which vLLM expects of a configuration it cannot use. A request that
+cannot be served is refused with vLLM's own ``VLLMValidationError``: only that becomes an HTTP 400.
 """
 
 from collections.abc import Sequence
@@ -42,10 +41,6 @@ class ConfigurationError(TTPluginError, ValueError):
 
 class MeshError(TTPluginError):
     """The mesh of devices could not be opened."""
-
-
-class RequestRefusedError(TTPluginError, ValueError):
-    """This request asks for something that cannot be done here; others are unaffected."""
 
 
 class StepError(TTPluginError):

@@ -5,12 +5,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_tt_plugin import mesh_ttnn
 from vllm_tt_plugin.checks import problems_of, switch_off_undeclared
 from vllm_tt_plugin.config import TTConfig
-from vllm_tt_plugin.errors import ConfigurationError, Problem, RequestRefusedError
+from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.mesh import MeshSpec
 from vllm_tt_plugin.served_model import ServedModel
 
@@ -24,6 +25,13 @@ logger = logging.getLogger("vllm.tt_plugin")
 
 WORKER_CLASS = "vllm_tt_plugin.worker.TTWorker"
 SCHEDULER_CLASS = "vllm_tt_plugin.scheduler.TTScheduler"
+SHUTDOWN_TIMEOUT_S = 5
+
+_REFUSED_PARAMETERS = {
+    "prompt_logprobs": "logprobs of prompt tokens are not computed. Leave it (and echo with logprobs) out.",
+    "prompt_logprob_token_ids": "logprobs of prompt tokens are not computed. Leave it out.",
+    "thinking_token_budget": "thinking cannot be cut short. Leave it out, or limit max_tokens.",
+}
 
 
 class TTPlatform(Platform):
@@ -85,6 +93,9 @@ class TTPlatform(Platform):
         switch_off_undeclared(vllm_config, served.capabilities)
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER_CLASS
+        if vllm_config.shutdown_timeout == 0:
+            # With 0 the engine is killed at once: outputs are lost and the mesh is not closed.
+            vllm_config.shutdown_timeout = SHUTDOWN_TIMEOUT_S
         if vllm_config.cache_config.block_size is None:
             vllm_config.cache_config.block_size = type(vllm_config.cache_config).DEFAULT_BLOCK_SIZE
 
@@ -94,12 +105,13 @@ class TTPlatform(Platform):
 
     @classmethod
     def validate_request(cls, processed_inputs: "EngineInput", params: "SamplingParams | PoolingParams") -> None:
-        """Raises ``RequestRefusedError`` for what no step here can compute."""
-        if getattr(params, "prompt_logprobs", None) is not None:
-            raise RequestRefusedError(
-                f"prompt_logprobs is {params.prompt_logprobs}: logprobs of prompt tokens are not computed on this"
-                " platform. Leave prompt_logprobs (and echo with logprobs) out."
-            )
+        """Raises ``VLLMValidationError``, which becomes an HTTP 400, for what no step here can compute."""
+        for parameter, fix in _REFUSED_PARAMETERS.items():
+            value = getattr(params, parameter, None)
+            if value is not None:
+                raise VLLMValidationError(
+                    f"{parameter} is not supported on this platform: {fix}", parameter=parameter, value=value
+                )
 
     @classmethod
     def import_kernels(cls) -> None:
