@@ -17,6 +17,7 @@ from wheels import UNDECLARED, Member, members
 
 DEVICE_PACKAGES = ("ttnn", "nixl")
 MEMBERS = members()
+OWNERS = packages_distributions()
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -45,15 +46,18 @@ def distribution(text: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", text, maxsplit=1)[0]).lower()
 
 
+def packages(member: Member) -> set[str]:
+    """Import names that the member provides."""
+    return {path.name for path in (member.folder / "src").iterdir()}
+
+
 def allowed(member: Member) -> set[str]:
     """Import names of the member and of what it declares; for the plugin, of vLLM and its needs too."""
     needs = {distribution(str(requirement)) for requirement in member.dependencies}
     for extra in UNDECLARED.get(member.name, ()):
         needs |= {distribution(extra), *map(distribution, requires(distribution(extra)) or ())}
-    names = {
-        name for name, owners in packages_distributions().items() if needs & set(map(distribution, owners))
-    }
-    return names | {path.name for path in (member.folder / "src").iterdir()}
+    installed = {name for name, owners in OWNERS.items() if needs & set(map(distribution, owners))}
+    return installed.union(packages(member), *(packages(MEMBERS[name]) for name in member.declared(MEMBERS)))
 
 
 @pytest.mark.parametrize("member", MEMBERS.values(), ids=MEMBERS)
