@@ -109,8 +109,11 @@ def install(member: Member, wheels: Mapping[str, Path], environment: Path) -> Pa
 
 def run_tests(member: Member, python: Path) -> subprocess.CompletedProcess[str]:
     """The member's tests, copied where neither the workspace's files nor its settings can be seen."""
+    tests = member.folder / "tests"
+    if not tests.is_dir():
+        sys.exit(f"{member.name} has no tests: every member brings its own, in {tests}")
     with tempfile.TemporaryDirectory() as place:
-        shutil.copytree(member.folder / "tests", Path(place, "tests"))
+        shutil.copytree(tests, Path(place, "tests"))
         options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--timeout=300")
         return run([python, "-I", "-m", "pytest", *options, "tests"], Path(place))
 
