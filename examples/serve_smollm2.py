@@ -2,8 +2,8 @@
 
     python examples/serve_smollm2.py [any flag of `vllm serve`]
 
-Prepares the model the first time, starts vLLM's OpenAI server on 127.0.0.1:8000 and prints a command to try once it
-answers. Ctrl-C ends it.
+Prepares the model the first time, starts vLLM's OpenAI server on 127.0.0.1:8000 and prints a command to try
+once it answers. Ctrl-C ends it.
 """
 
 import os

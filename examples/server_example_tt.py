@@ -17,7 +17,7 @@ DEFAULTS = {
 
 
 def with_defaults(arguments: list[str]) -> list[str]:
-    """`arguments`, and the defaults for the flags that are not among them. A model may also be given by position."""
+    """`arguments`, and the defaults for the flags that are not among them. A model may come by position."""
     given = {
         argument.split("=", 1)[0].replace("_", "-") for argument in arguments if argument.startswith("--")
     }

@@ -95,7 +95,7 @@ ALWAYS = [
 def test_an_argument_that_is_not_accepted(fitting_adapter: str, method: str, argument: str) -> None:
     before, name, after = fitting_adapter.partition(f"def {method}(")
     (finding,) = findings_of(before + name + after.replace(argument, "", 1))
-    assert finding.startswith(f"{method}: does not accept {argument.strip(', ')}=")
+    assert finding.startswith(f"{method}: does not accept {argument.strip(', ')};")
 
 
 @pytest.mark.parametrize("method", ["initialize_vllm_model", "prefill_forward", "decode_forward"])
@@ -113,10 +113,30 @@ def test_an_argument_that_is_sent_now_and_then_needs_a_default(fitting_adapter: 
 
 def test_a_positional_only_argument_is_not_accepted_by_keyword(fitting_adapter: str) -> None:
     source = changed(
-        fitting_adapter, "(self, *, shape, dtype, num_layers)", "(self, shape, /, dtype, num_layers)"
+        fitting_adapter, "*, kv_cache, enable_trace, can_sample", "kv_cache, /, enable_trace, can_sample"
     )
     (finding,) = findings_of(source)
-    assert "does not accept shape=" in finding
+    assert "does not accept kv_cache;" in finding
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "shape, dtype, num_layers",
+        "kv_cache_shape, element_type, layers",
+        "*args",
+        "a, /, dtype, *, num_layers",
+    ],
+)
+def test_leading_arguments_come_by_position_where_they_can(fitting_adapter: str, parameters: str) -> None:
+    source = changed(fitting_adapter, "(self, *, shape, dtype, num_layers)", f"(self, {parameters})")
+    assert findings_of(source) == []
+
+
+def test_a_leading_argument_without_a_place(fitting_adapter: str) -> None:
+    source = changed(fitting_adapter, "(self, *, shape, dtype, num_layers)", "(self, shape, dtype)")
+    (finding,) = findings_of(source)
+    assert finding == "allocate_kv_cache: does not accept num_layers; add it"
 
 
 SAMPLING = "sampling_params=None, prompt_tokens=None, output_tokens=None, reset_batch=False,"
@@ -147,7 +167,7 @@ def test_arguments_of_a_capability_are_demanded_where_it_is_declared(
     source = changed(fitting_adapter, DECLARED, f"{declared}\n    {attribute}")
     findings = findings_of(changed(source, SAMPLING, ""))
     prefix = "decode_forward: does not accept "
-    lacking = [f.removeprefix(prefix).partition("=")[0] for f in findings if f.startswith(prefix)]
+    lacking = [f.removeprefix(prefix).partition(";")[0] for f in findings if f.startswith(prefix)]
     assert lacking == expected
     in_prefill = [f for f in findings if f.startswith("prefill_forward")]
     assert len(in_prefill) == ("page_tables_per_layer" in expected)
@@ -186,9 +206,9 @@ def test_initialize_must_belong_to_the_class(fitting_adapter: str) -> None:
 
 
 def test_optional_class_methods_are_checked_where_present(fitting_adapter: str) -> None:
-    extra = "    @classmethod\n    def get_kv_cache_spec(cls, config): ...\n"
-    findings = findings_of(fitting_adapter + extra)
-    assert [f.partition(":")[0] for f in findings] == ["get_kv_cache_spec"] * 2
+    extra = "    @classmethod\n    def get_kv_cache_spec(cls, config, model): ...\n"
+    (finding,) = findings_of(fitting_adapter + extra)
+    assert finding.startswith("get_kv_cache_spec: demands model")
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,9 @@ def _check_call(adapter: type, call: Call) -> list[Finding]:
     parameters = _parameters(adapter, call.method)
     if parameters is None:
         return []
+    parameters, homeless = _after_leading(parameters, call.leading)
     parameters = _after_positional(parameters, call.positional)
-    lacking = [name for name in call.always + call.sometimes if not _accepts(parameters, name)]
+    lacking = homeless + [name for name in call.always + call.sometimes if not _accepts(parameters, name)]
     demanded = [
         parameter.name
         for parameter in parameters
@@ -94,7 +95,11 @@ def _check_call(adapter: type, call: Call) -> list[Finding]:
         and parameter.name not in call.always
     ]
     findings = [
-        Finding(call.method, f"does not accept {name}=; add it as a keyword argument") for name in lacking
+        Finding(
+            call.method,
+            f"does not accept {name}; add it{' as a keyword argument' * (name not in call.leading)}",
+        )
+        for name in lacking
     ]
     for name in demanded:
         how_often = "only in some calls" if name in call.sometimes else "never"
@@ -128,6 +133,18 @@ def _parameters(adapter: type, name: str) -> list[inspect.Parameter] | None:
     if isinstance(inspect.getattr_static(adapter, name), classmethod | staticmethod):
         return parameters
     return _after_positional(parameters, 1)
+
+
+def _after_leading(
+    parameters: list[inspect.Parameter], leading: tuple[str, ...]
+) -> tuple[list[inspect.Parameter], list[str]]:
+    """What is left to fill once the leading arguments came, and those of them that found no place."""
+    by_keyword = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in leading}
+    by_position = [name for name in leading if name not in by_keyword]
+    rest = [parameter for parameter in parameters if parameter.name not in by_keyword]
+    left = _after_positional(rest, len(by_position))
+    open_ended = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    return left, [] if open_ended else by_position[len(rest) - len(left) :]
 
 
 def _after_positional(parameters: list[inspect.Parameter], count: int) -> list[inspect.Parameter]:

@@ -1,7 +1,9 @@
 """The calls that are made on an adapter class, as data: the one place where the contract is spelled out.
 
-Arguments are passed by keyword under exactly these names, but for the handles of `read_decode_output` and
-`process_decode_output_host`, which come first and by position.
+Arguments are passed by keyword under exactly these names, with two exceptions. The handles of
+`read_decode_output` and `process_decode_output_host` come first and by position. The `leading` arguments of
+loading and allocation come by position too, since adapters in use forward them to helpers under other names,
+but by keyword to a method that takes them only so.
 """
 
 import attrs
@@ -15,11 +17,12 @@ OUTPUT_PAIR = ("read_decode_output", "process_decode_output_host")
 
 @attrs.frozen
 class Call:
-    """One method and what it is sent: `always` in every call, `sometimes` only where a step needs it."""
+    """One method and what it is sent: `leading` first, `always` every time, `sometimes` if a step needs it."""
 
     method: str
-    always: tuple[str, ...]
+    always: tuple[str, ...] = ()
     sometimes: tuple[str, ...] = ()
+    leading: tuple[str, ...] = ()
     positional: int = 0
     on_class: bool = False
     required: bool = True
@@ -34,14 +37,8 @@ def contract_calls(capabilities: Capabilities) -> tuple[Call, ...]:
     return (
         Call(
             "initialize_vllm_model",
-            (
-                "hf_config",
-                "mesh_device",
-                "max_batch_size",
-                "max_seq_len",
-                "tt_data_parallel",
-                "optimizations",
-            ),
+            ("max_seq_len", "tt_data_parallel", "optimizations"),
+            leading=("hf_config", "mesh_device", "max_batch_size"),
             on_class=True,
         ),
         Call(
@@ -50,9 +47,9 @@ def contract_calls(capabilities: Capabilities) -> tuple[Call, ...]:
             on_class=True,
             required=False,
         ),
-        Call("get_kv_cache_spec", ("vllm_config",), on_class=True, required=False),
-        Call("allocate_kv_cache", ("shape", "dtype", "num_layers"), required=False),
-        Call("allocate_kv_cache_per_layer", ("per_layer_specs",), required=False),
+        Call("get_kv_cache_spec", leading=("vllm_config",), on_class=True, required=False),
+        Call("allocate_kv_cache", leading=("shape", "dtype", "num_layers"), required=False),
+        Call("allocate_kv_cache_per_layer", leading=("per_layer_specs",), required=False),
         Call("warmup_model_prefill", ("kv_cache", "enable_trace", "can_sample_on_device")),
         Call(
             "warmup_model_decode",

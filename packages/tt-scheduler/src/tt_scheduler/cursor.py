@@ -31,7 +31,7 @@ class Admission:
     def __attrs_post_init__(self) -> None:
         if not (0 <= self.generated < self.known and 0 <= self.cached < self.known):
             raise CursorError(
-                f"{self} cannot be: a request is admitted with a prompt, and computes at least one token of it"
+                f"{self} cannot be: a request comes with a prompt and computes at least one token of it"
             )
 
     def standing(self, computed: int, scheduled: int, known: int) -> Standing:

@@ -1,8 +1,8 @@
 """What this package raises.
 
-    TTSchedulerError
-    ├── RowError          a row was taken twice, or none is free
-    └── CursorError       the counts of one request contradict one another
+TTSchedulerError
+├── RowError          a row was taken twice, or none is free
+└── CursorError       the counts of one request contradict one another
 """
 
 

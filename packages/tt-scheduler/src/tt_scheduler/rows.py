@@ -43,14 +43,16 @@ class RowAccount:
         return row
 
     def claim(self, request_id: str, row: int) -> None:
-        """Note that ``request_id`` was given ``row`` elsewhere: how a copy of the account follows its original.
+        """Note that ``request_id`` was given ``row`` elsewhere: so a copy of the account follows its original.
 
         Raises ``RowError`` if the row is not free or the request holds one already.
         """
         if request_id in self._owned:
             raise RowError(f"{request_id!r} holds row {self._owned[request_id]} already, yet was given {row}")
         if row not in self._free:
-            raise RowError(f"row {row} was given to {request_id!r} but is not free (capacity {self.capacity})")
+            raise RowError(
+                f"row {row} was given to {request_id!r} but is not free (capacity {self.capacity})"
+            )
         self._free.remove(row)
         heapq.heapify(self._free)
         self._owned[request_id] = row

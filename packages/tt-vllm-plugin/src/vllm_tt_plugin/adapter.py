@@ -7,7 +7,8 @@ Shapes: N prefilled requests, S the longest end position, B rows of a decode, W 
 vocabulary.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -100,10 +101,13 @@ class Adapter:
     ) -> "Adapter":
         """Load the weights."""
         rows = lanes * vllm_config.scheduler_config.max_num_seqs
-        model = adapter_class.initialize_vllm_model(
-            vllm_config.model_config.hf_config,
-            mesh.device,
-            rows,
+        model = _call(
+            adapter_class.initialize_vllm_model,
+            {
+                "hf_config": vllm_config.model_config.hf_config,
+                "mesh_device": mesh.device,
+                "max_batch_size": rows,
+            },
             max_seq_len=vllm_config.model_config.max_model_len,
             tt_data_parallel=lanes,
             optimizations=config.optimizations,
@@ -113,7 +117,8 @@ class Adapter:
     def allocate(self, shape: KVCacheShape, kv_cache: KVCacheConfig, page_table_width: int) -> None:
         """Allocate the KV cache of ``kv_cache.num_blocks`` blocks."""
         dimensions = (kv_cache.num_blocks, shape.kv_heads, shape.block_size, shape.head_size)
-        self.kv_cache = self.model.allocate_kv_cache(dimensions, shape.dtype, shape.num_layers)
+        leading = {"shape": dimensions, "dtype": shape.dtype, "num_layers": shape.num_layers}
+        self.kv_cache = _call(self.model.allocate_kv_cache, leading)
         self.page_table_width = page_table_width
 
     def warm_up(self, can_sample_on_device: bool) -> None:
@@ -179,7 +184,9 @@ class Adapter:
             out = self.model.process_decode_output_host(handles, is_tokens=sampling is not None)
         return _result(out, sampling)
 
-    def _decode_arguments(self, sampling: DeviceSampling | None, commands: ReloadCommands) -> Mapping[str, Any]:
+    def _decode_arguments(
+        self, sampling: DeviceSampling | None, commands: ReloadCommands
+    ) -> Mapping[str, Any]:
         arguments: dict[str, Any] = {}
         if sampling is not None:
             arguments["sampling_params"] = sampling.params
@@ -196,6 +203,18 @@ class Adapter:
         return arguments
 
 
+def _call(method: Callable[..., Any], leading: Mapping[str, Any], **rest: Any) -> Any:
+    """Call with ``leading`` by position, or by keyword where the method takes them only so.
+
+    Adapters in use forward these to helpers under other names, so position is what they agree on.
+    """
+    parameters = inspect.signature(method).parameters
+    keyword_only = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    by_position = [value for name, value in leading.items() if name not in keyword_only]
+    by_keyword = {name: value for name, value in leading.items() if name in keyword_only}
+    return method(*by_position, **by_keyword, **rest)
+
+
 def _on_host(out: Any) -> bool:
     first = out[0] if isinstance(out, tuple) else out
     return isinstance(first, torch.Tensor)
@@ -205,7 +224,9 @@ def _result(out: Any, sampling: DeviceSampling | None) -> StepResult:
     if sampling is None:
         logits = out[0] if isinstance(out, tuple) else out
         if logits.dim() != 3:
-            raise StepError(f"the adapter returned logits of shape {tuple(logits.shape)}; expected [rows, S, V]")
+            raise StepError(
+                f"the adapter returned logits of shape {tuple(logits.shape)}; expected [rows, S, V]"
+            )
         return StepResult(logits=logits[:, -1])
     tokens, logprobs = out if isinstance(out, tuple) else (out, None)
     return StepResult(tokens=tokens.reshape(-1), logprobs=logprobs)

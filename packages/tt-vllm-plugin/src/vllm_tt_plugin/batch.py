@@ -41,7 +41,7 @@ class DecodeBatch:
         self._page_table = torch.from_numpy(self._blocks.copy())
 
     def decode(self, states: list[RequestState], rows_changed: bool) -> bool:
-        """Make ``states`` the requests that decode. Returns whether anything but tokens and positions moved on."""
+        """Make ``states`` the requests that decode. Returns whether they are others than before."""
         if not rows_changed and states == self._decoding:
             return False
         self._decoding = states
@@ -90,7 +90,7 @@ def _row(state: RequestState) -> int:
 
 
 def histories(states: Sequence[RequestState | None], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and output tokens for penalties on the device: int32 ``[rows, longest]`` each, padded with -1."""
+    """Prompt and output tokens for the device's penalties: int32 ``[rows, longest]``, padded with -1."""
     prompts = [[] if state is None else state.prompt for state in states]
     outputs = [[] if state is None else state.output for state in states]
     return _padded(prompts, rows), _padded(outputs, rows)

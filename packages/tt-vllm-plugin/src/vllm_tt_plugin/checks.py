@@ -22,7 +22,8 @@ def problems_of(config: "VllmConfig", capabilities: Capabilities | None) -> Iter
     yield from _parallel_problems(config)
     yield from _feature_problems(config)
     if capabilities is not None:
-        yield from _model_problems(capabilities)
+        for refusal in capabilities.refusals():
+            yield Problem(refusal.rstrip("."), "Serve an adapter that returns one token a step")
 
 
 def _parallel_problems(config: "VllmConfig") -> Iterator[Problem]:
@@ -60,29 +61,29 @@ def _feature_problems(config: "VllmConfig") -> Iterator[Problem]:
     if config.speculative_config is not None:
         yield Problem("speculative decoding is asked for", "Remove --speculative-config")
     if config.lora_config is not None:
-        yield Problem("LoRA is asked for", "Remove --enable-lora and serve a checkpoint with the adapter merged in")
+        yield Problem(
+            "LoRA is asked for", "Remove --enable-lora and serve a checkpoint with the adapter merged in"
+        )
     if config.kv_transfer_config is not None or config.ec_transfer_config is not None:
-        yield Problem("a KV or encoder-cache connector is asked for", "Remove --kv-transfer-config and --ec-transfer-config")
+        yield Problem(
+            "a KV or encoder-cache connector is asked for",
+            "Remove --kv-transfer-config and --ec-transfer-config",
+        )
     model = config.model_config
     if model.runner_type != "generate":
-        yield Problem(f"{model.model} is to run as a {model.runner_type} model", "Serve a model that generates text")
+        yield Problem(
+            f"{model.model} is to run as a {model.runner_type} model", "Serve a model that generates text"
+        )
     if model.is_encoder_decoder:
         yield Problem(f"{model.model} is an encoder-decoder model", "Serve a decoder-only model")
     if model.enable_prompt_embeds:
-        yield Problem("prompt embeddings are asked for", "Remove --enable-prompt-embeds and send tokens or text")
+        yield Problem(
+            "prompt embeddings are asked for", "Remove --enable-prompt-embeds and send tokens or text"
+        )
     if config.use_v2_model_runner and model.logits_processors:
         yield Problem(
             "custom logits processors are given while VLLM_USE_V2_MODEL_RUNNER asks for the V2 wire form",
             "Unset VLLM_USE_V2_MODEL_RUNNER",
-        )
-
-
-def _model_problems(capabilities: Capabilities) -> Iterator[Problem]:
-    if capabilities.output_tokens_per_step != 1 or capabilities.tt_adaptive_block_output:
-        yield Problem(
-            f"the adapter returns blocks of tokens (output_tokens_per_step {capabilities.output_tokens_per_step},"
-            f" tt_adaptive_block_output {capabilities.tt_adaptive_block_output})",
-            "Serve an adapter that returns one token a step",
         )
 
 

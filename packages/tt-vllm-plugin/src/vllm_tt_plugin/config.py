@@ -14,7 +14,9 @@ _MULTI_HOST_KEYS = ("rank_binding", "mpi_args")
 
 
 def _choice(*allowed: str) -> Any:
-    return attrs.field(default=None, metadata={"expected": f"one of {', '.join(map(repr, allowed))}", "allowed": allowed})
+    return attrs.field(
+        default=None, metadata={"expected": f"one of {', '.join(map(repr, allowed))}", "allowed": allowed}
+    )
 
 
 def _flag(default: bool) -> Any:
@@ -51,7 +53,9 @@ class TTConfig:
     """Bytes of L1 for small buffers on each worker core."""
     fabric_config: str | None = _text()
     """A name of ``ttnn.FabricConfig``; None: chosen from the cluster and the model."""
-    fabric_reliability_mode: Literal["STRICT_INIT", "RELAXED_INIT"] | None = _choice("STRICT_INIT", "RELAXED_INIT")
+    fabric_reliability_mode: Literal["STRICT_INIT", "RELAXED_INIT"] | None = _choice(
+        "STRICT_INIT", "RELAXED_INIT"
+    )
     dispatch_core_axis: Literal["row", "col"] | None = _choice("row", "col")
     optimizations: Literal["performance", "accuracy"] | None = _choice("performance", "accuracy")
     register_test_models: bool = _flag(False)

@@ -9,6 +9,7 @@ from tt_sampling import (
     DeviceLogprobs,
     Phase,
     Route,
+    RowParams,
     SampleMode,
     TTSamplingParams,
     pack,
@@ -59,14 +60,18 @@ class DeviceSampler:
 
     def for_prefill(self, states: Sequence[RequestState | None]) -> DeviceSampling:
         """Parameters of N rows; None for a chunk that is not its prompt's last."""
-        return DeviceSampling(pack([state and state.needs.params for state in states], len(states)))
+        return DeviceSampling(pack(_params(states), len(states)))
 
     def for_decode(self, by_row: list[RequestState | None], rows: int) -> DeviceSampling:
         """Parameters of ``rows`` rows, kept while the same requests hold them."""
         if self._packed is None or by_row != self._packed_for or len(self._packed.seed) != rows:
-            self._packed = pack([state and state.needs.params for state in by_row], rows)
+            self._packed = pack(_params(by_row), rows)
             self._packed_for = by_row
         if not any(state is not None and state.needs.params.penalised for state in by_row):
             return DeviceSampling(self._packed)
         prompts, outputs = histories(by_row, rows)
         return DeviceSampling(self._packed, prompts, outputs)
+
+
+def _params(states: Sequence[RequestState | None]) -> list[RowParams | None]:
+    return [None if state is None else state.needs.params for state in states]

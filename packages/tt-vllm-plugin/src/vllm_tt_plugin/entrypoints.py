@@ -16,7 +16,8 @@ def platform_plugin() -> str | None:
     ttnn that is installed but broken still activates the platform, which then refuses to serve and says why:
     staying away would let another platform serve in its place.
     """
-    if os.environ.get("MESH_DEVICE", "").strip().startswith("host") or importlib.util.find_spec("ttnn") is not None:
+    on_host = os.environ.get("MESH_DEVICE", "").strip().startswith("host")
+    if on_host or importlib.util.find_spec("ttnn") is not None:
         return TT_PLATFORM
     logger.debug("ttnn is not installed and MESH_DEVICE does not name a host mesh; staying out of the way")
     return None

@@ -5,8 +5,8 @@
     ├── MeshError              a mesh could not be opened
     └── StepError              a step plan contradicts what the runner holds: a fault of this package
 
-``ConfigurationError`` is a ``ValueError`` too, which vLLM expects of a configuration it cannot use. A request that
-cannot be served is refused with vLLM's own ``VLLMValidationError``: only that becomes an HTTP 400.
+``ConfigurationError`` is a ``ValueError`` too, which vLLM expects of a configuration it cannot use. A request
+that cannot be served is refused with vLLM's own ``VLLMValidationError``: only that becomes an HTTP 400.
 """
 
 from collections.abc import Sequence

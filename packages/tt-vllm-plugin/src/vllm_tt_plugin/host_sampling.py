@@ -86,7 +86,8 @@ class HostSampler:
         logits = logits.to(torch.float32)
         if grammar is not None:
             _mask_by_grammar(logits, states, grammar)
-        return self._sampler(logits, metadata)
+        sampled: SamplerOutput = self._sampler(logits, metadata)
+        return sampled
 
     def _prefill_processors(self, states: Sequence[RequestState], rows: int) -> LogitsProcessors:
         """vLLM's own processors afresh for these requests, the user's behind a window on their rows."""
@@ -163,8 +164,8 @@ class _RowWindow(LogitsProcessor):
 def sampling_metadata(
     states: Sequence[RequestState | None], vocab: int, processors: LogitsProcessors
 ) -> SamplingMetadata:
-    """vLLM's metadata with entry i for ``states[i]``. An entry of None is greedy if any other is, else random,
-    so that a free row never makes the sampler do both."""
+    """vLLM's metadata with entry i for ``states[i]``. An entry of None is greedy if any other is, else
+    random, so that a free row never makes the sampler do both."""
     live = [state for state in states if state is not None]
     greedy = [is_greedy(state.sampling.temperature, state.sampling.top_k) for state in live]
     all_greedy, all_random = all(greedy), not any(greedy)
@@ -225,7 +226,7 @@ def _prompts(states: Sequence[RequestState | None], vocab: int) -> torch.Tensor:
 
 
 def _forbidden(states: Sequence[RequestState | None], vocab: int) -> torch.Tensor | None:
-    """``[R, V]`` bool, true where a request's allowed tokens leave a token out; None if nobody limits them."""
+    """``[R, V]`` bool, true where a request's allowed tokens leave one out; None if nobody limits them."""
     if not any(s is not None and s.sampling.allowed_token_ids for s in states):
         return None
     mask = torch.zeros((len(states), vocab), dtype=torch.bool)
@@ -250,7 +251,7 @@ def _mask_by_grammar(
 ) -> None:
     """Forbid what each request's grammar forbids. Masks follow requests, so others stay as they are.
 
-    vLLM packs a mask 32 tokens to an int32 and orders them by request; the buffer is shared and is only good
+    vLLM packs a mask 32 tokens to an int32 and orders them by request; the buffer is shared and only good
     until the next step.
     """
     import xgrammar

@@ -43,7 +43,10 @@ class KVCacheShape:
     def specs(self) -> dict[str, KVCacheSpec]:
         """What vLLM's planner is told: one full-attention layer each, all of one group."""
         spec = FullAttentionSpec(
-            block_size=self.block_size, num_kv_heads=self.kv_heads, head_size=self.head_size, dtype=self.dtype
+            block_size=self.block_size,
+            num_kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            dtype=self.dtype,
         )
         return {f"model.layers.{index}.self_attn.attn": spec for index in range(self.num_layers)}
 
@@ -56,7 +59,7 @@ class KVCacheShape:
 def adapter_specs(adapter_class: type[Any], config: "VllmConfig") -> dict[str, KVCacheSpec] | None:
     """The specs of an adapter that describes its own cache, or None.
 
-    Raises ``ConfigurationError`` where they form more than one group: per-layer page tables are not built yet.
+    Raises ``ConfigurationError`` where they form more than one group: page tables are one for all layers.
     """
     describe = getattr(adapter_class, "get_kv_cache_spec", None)
     specs: dict[str, KVCacheSpec] | None = describe(config) if describe is not None else None

@@ -12,7 +12,6 @@ import attrs
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, MeshError, Problem
 
-
 _PROBE = "import ttnn; print('chips', ttnn.GetNumAvailableDevices())"
 _PROBE_TIMEOUT_S = 300
 
@@ -32,7 +31,11 @@ def probe() -> Probe:
     """
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Probe(failure=f"no answer within {_PROBE_TIMEOUT_S} s")
@@ -60,13 +63,15 @@ class TtnnMesh:
     _closed: list[bool] = attrs.field(factory=list, init=False)
 
     @classmethod
-    def open(cls, shape: tuple[int, int] | None, config: TTConfig, model_fabric: Mapping[str, Any]) -> "TtnnMesh":
+    def open(
+        cls, shape: tuple[int, int] | None, config: TTConfig, model_fabric: Mapping[str, Any]
+    ) -> "TtnnMesh":
         """Set the fabric up and open a mesh of ``shape``, or of one row of all chips.
 
         ``model_fabric`` holds keyword arguments for ``ttnn.set_fabric_config`` that the model asks for; what
         the user set goes before them.
 
-        Raises ``MeshError`` with what was asked for, and ``ConfigurationError`` for a name ttnn does not know.
+        Raises ``MeshError`` with what was asked for, ``ConfigurationError`` for a name ttnn does not know.
         """
         import ttnn
 
@@ -94,7 +99,8 @@ class TtnnMesh:
             if fabric:
                 _disable_fabric()
             raise MeshError(
-                f"ttnn could not open a {rows}x{columns} mesh with {options} and fabric {fabric}: {_first_line(failure)}."
+                f"ttnn could not open a {rows}x{columns} mesh with {options} and fabric {fabric}:"
+                f" {_first_line(failure)}."
                 " If another process holds the chips, end it; if the fabric failed, reset the cards"
                 " (tt-smi -r) or choose another additional_config.tt.fabric_config."
             ) from failure
@@ -123,7 +129,9 @@ def _first_line(failure: BaseException) -> str:
     return str(failure).strip().split("\n", 1)[0]
 
 
-def _fabric_arguments(config: TTConfig, model_fabric: Mapping[str, Any], chips_in_mesh: int) -> dict[str, Any]:
+def _fabric_arguments(
+    config: TTConfig, model_fabric: Mapping[str, Any], chips_in_mesh: int
+) -> dict[str, Any]:
     """Hardware default, then the model's, then the user's. Empty: no fabric is set up."""
     import ttnn
 

@@ -26,7 +26,8 @@ class StepPlan(SchedulerOutput):
     def anon_repr(self) -> str:
         """What vLLM writes into a crash report: no tokens."""
         return (
-            f"StepPlan(phase={self.phase.value}, rows={self.rows}, num_scheduled_tokens={self.num_scheduled_tokens},"
+            f"StepPlan(phase={self.phase.value}, rows={self.rows},"
+            f" num_scheduled_tokens={self.num_scheduled_tokens},"
             f" new={[data.anon_repr() for data in self.scheduled_new_reqs]},"
             f" cached={self.scheduled_cached_reqs.anon_repr()}, finished={self.finished_req_ids},"
             f" preempted={self.preempted_req_ids})"

@@ -104,7 +104,9 @@ class TTPlatform(Platform):
         """No attention backend of vLLM runs here; the block size stays what it is."""
 
     @classmethod
-    def validate_request(cls, processed_inputs: "EngineInput", params: "SamplingParams | PoolingParams") -> None:
+    def validate_request(
+        cls, processed_inputs: "EngineInput", params: "SamplingParams | PoolingParams"
+    ) -> None:
         """Raises ``VLLMValidationError``, which becomes an HTTP 400, for what no step here can compute."""
         for parameter, fix in _REFUSED_PARAMETERS.items():
             value = getattr(params, parameter, None)
@@ -170,7 +172,8 @@ def _mesh_problems() -> list[Problem]:
         return [
             Problem(
                 "no Tenstorrent chip was found",
-                "Check the cards, the driver and TT_VISIBLE_DEVICES, or set MESH_DEVICE=host to serve without devices",
+                "Check the cards, the driver and TT_VISIBLE_DEVICES, or set MESH_DEVICE=host to serve without"
+                " devices",
             )
         ]
     if spec.shape is not None and spec.shape[0] * spec.shape[1] > probe.chips:

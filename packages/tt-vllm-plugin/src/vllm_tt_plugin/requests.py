@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class RequestState:
-    """One request, from its first step until it finishes; a preempted one keeps all but its row and blocks."""
+    """One request, from its first step to its end; a preempted one keeps all but its row and blocks."""
 
     request_id: str
     prompt: list[int]

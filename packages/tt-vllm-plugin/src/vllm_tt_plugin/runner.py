@@ -37,7 +37,9 @@ class _Unsampled:
 class TTRunner:
     """Holds the rows of one persistent batch and drives one adapter."""
 
-    def __init__(self, adapter: Adapter, requests: RequestTable, host: HostSampler, device: DeviceSampler) -> None:
+    def __init__(
+        self, adapter: Adapter, requests: RequestTable, host: HostSampler, device: DeviceSampler
+    ) -> None:
         self._adapter = adapter
         self._requests = requests
         self._host = host
@@ -73,7 +75,11 @@ class TTRunner:
         tokens = sampled.sampled_token_ids[:, 0].numpy()[step.rows]
         logprobs = sampled.logprobs_tensors
         if logprobs is not None:
-            logprobs = LogprobsTensors(*(tensor[step.rows] for tensor in logprobs[:3]))
+            logprobs = LogprobsTensors(
+                logprobs.logprob_token_ids[step.rows],
+                logprobs.logprobs[step.rows],
+                logprobs.selected_token_ranks[step.rows],
+            )
         return self._finish(step.phase, step.states, step.unfinished, tokens, logprobs)
 
     def _prefill(self, plan: StepPlan) -> ModelRunnerOutput | None:
@@ -134,11 +140,11 @@ class TTRunner:
             return self._finish(phase, states, unfinished, result.tokens.numpy()[rows], None)
         if not states:
             return self._finish(phase, [], unfinished, np.zeros(0, np.int64), None)
-        assert result.logits is not None, "a step gives tokens or logits"
+        logits = result.logits
+        assert logits is not None, "a step gives tokens or logits"
         if phase is Phase.PREFILL:
-            result = attrs.evolve(result, logits=result.logits[rows])
-            rows = list(range(len(rows)))
-        self._unsampled = _Unsampled(phase, states, rows, result.logits, unfinished)
+            logits, rows = logits[rows], list(range(len(rows)))
+        self._unsampled = _Unsampled(phase, states, rows, logits, unfinished)
         return None
 
     def _finish(

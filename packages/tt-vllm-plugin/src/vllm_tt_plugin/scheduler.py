@@ -11,8 +11,9 @@ from typing import Any
 
 from tt_scheduler import Interleave, Phase, PhasePolicy, PrefillFirst, RowAccount, Work
 from vllm.outputs import RequestError
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import PauseState, Scheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_tt_plugin.config import TTConfig
@@ -34,8 +35,8 @@ class TTScheduler(Scheduler):
         usable = (self.kv_cache_config.num_blocks - 1) * self.block_size
         if usable < self.max_model_len:
             logger.warning(
-                "The KV cache holds %d tokens ((%d blocks - 1) x %d), fewer than max_model_len %d: longer prompts are"
-                " refused, and a generation ends with finish reason 'length' when it fills the cache.",
+                "The KV cache holds %d tokens ((%d blocks - 1) x %d), fewer than max_model_len %d: longer"
+                " prompts are refused, and a generation that fills the cache ends with reason 'length'.",
                 usable,
                 self.kv_cache_config.num_blocks,
                 self.block_size,
@@ -46,15 +47,15 @@ class TTScheduler(Scheduler):
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         if request.num_prompt_tokens >= self.max_model_len:
-            # vLLM ends requests named here with an error in the next step. Left alone, this one would be tried
-            # for ever and hold up all behind it.
+            # vLLM ends requests named here with an error in the next step. Left alone, this one would be
+            # tried for ever and hold up all behind it.
             self.grammar_compile_error_reqs[request.request_id] = RequestError(
                 code="validation_error",
                 message=(
-                    f"The prompt has {request.num_prompt_tokens} tokens. The KV cache holds {self.max_model_len}"
-                    f" ({self.kv_cache_config.num_blocks} blocks, one of them reserved, of {self.block_size} tokens),"
-                    " and the first generated token needs a place too. Shorten the prompt, or start the server with"
-                    " a larger cache."
+                    f"The prompt has {request.num_prompt_tokens} tokens. The KV cache holds"
+                    f" {self.max_model_len} ({self.kv_cache_config.num_blocks} blocks of {self.block_size}"
+                    " tokens, one block being reserved), and the first generated token needs a place too."
+                    " Shorten the prompt, or start the server with a larger cache."
                 ),
             )
 
@@ -79,7 +80,7 @@ class TTScheduler(Scheduler):
         for request in passed_over:
             # schedule() adds one to current_step before it compares, so this holds for exactly one call.
             request.next_decode_eligible_step = self.current_step + 2
-        # Whoever runs has told the runner all its tokens; vLLM need not copy them again after a change of phase.
+        # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
         self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
         limit = self.max_num_active_reqs
         if phase is not Phase.PREFILL:
@@ -99,7 +100,8 @@ class TTScheduler(Scheduler):
         """1 if a waiting request may start now, else 0; 0 too while the head is known not to fit."""
         if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
             return 0
-        if self.running and not chunks and self._stalled is not None and self._stalled == self._stall_key():
+        stalled = self._stalled is not None and self._stalled == self._stall_key()
+        if stalled and self.running and not chunks:
             return 0
         self._stalled = None
         queues = [self.kv_holding_waiting]

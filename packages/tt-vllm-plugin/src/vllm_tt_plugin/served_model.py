@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from tt_registry import AdapterImportError, Capabilities, Entry, Registry, RegistryError, UnknownArchitectureError
+from tt_registry import (
+    AdapterImportError,
+    Capabilities,
+    Entry,
+    Registry,
+    RegistryError,
+    UnknownArchitectureError,
+)
 
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 
@@ -28,18 +35,20 @@ class ServedModel:
             registry = Registry.from_environ(environ)
             registry.install()
             entry = _resolve_any(registry, architectures)
+            if entry.unsupported_reason is not None:
+                found = f"{entry.registered_as} cannot be served: {entry.unsupported_reason.rstrip('.')}"
+                raise ConfigurationError([Problem(found, "Choose another model")])
             adapter_class = entry.load()
             capabilities = entry.capabilities()
         except UnknownArchitectureError as error:
-            raise _refusal(error, "Add a bundle for it to EXTRA_MODELS_DIR; `python -m tt_registry` lists what is known") from error
+            fix = "Add a bundle for it to EXTRA_MODELS_DIR; `python -m tt_registry` lists what is known"
+            raise _refusal(error, fix) from error
         except AdapterImportError as error:
             raise _refusal(error, "Mend what the message names and start again") from error
         except RegistryError as error:
-            raise _refusal(error, "`python -m tt_registry` shows every registration and its source") from error
-        if entry.unsupported_reason:
-            raise ConfigurationError(
-                [Problem(f"{entry.registered_as} cannot be served: {entry.unsupported_reason}", "Choose another model")]
-            )
+            raise _refusal(
+                error, "`python -m tt_registry` shows every registration and its source"
+            ) from error
         return cls(entry, adapter_class, capabilities)
 
 
@@ -52,7 +61,7 @@ def _resolve_any(registry: Registry, architectures: Sequence[str]) -> Entry:
             unknown = unknown or error
     if unknown is None:
         raise ConfigurationError(
-            [Problem("the checkpoint's config.json names no architecture", "Add its \"architectures\" list")]
+            [Problem("the checkpoint's config.json names no architecture", 'Add its "architectures" list')]
         )
     raise unknown
 

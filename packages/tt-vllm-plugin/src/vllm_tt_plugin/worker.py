@@ -54,7 +54,12 @@ class TTWorker(WorkerBase):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         assert self._mesh is not None, "init_device comes first"
         self._adapter = Adapter.load(
-            self._served.adapter_class, self._capabilities, self._mesh, self._tt_config, self.vllm_config, _LANES
+            self._served.adapter_class,
+            self._capabilities,
+            self._mesh,
+            self._tt_config,
+            self.vllm_config,
+            _LANES,
         )
 
     def get_model(self) -> Any:
