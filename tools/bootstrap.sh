@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT PYTHONPATH
 
 PYTHON=3.12
-UV_OLDEST=0.9.0 # older ones do not know all settings in pyproject.toml
+UV_OLDEST=0.9.0 # the oldest that was tried
 UV_PINNED=0.13.9
 UV_HOME=.tools/uv
 UV_LINK=.tools/bin/uv # where the other tools find the uv that was chosen
