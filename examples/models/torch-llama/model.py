@@ -147,8 +147,9 @@ class PagedLlama(nn.Module):
         """
         if config.hidden_act != "silu":
             raise CheckpointError(f"{directory}: hidden_act is {config.hidden_act!r}; expected 'silu'")
-        with torch.device("meta"):
-            network = cls(config, *rope_frequencies(config, max_seq_len))
+        frequencies, rope_scale = rope_frequencies(config, max_seq_len)
+        with torch.device("meta"):  # names and shapes only: the tensors of the files take these places
+            network = cls(config, frequencies, rope_scale)
         wanted = network.state_dict()
         weights: dict[str, Tensor] = {}
         for name, tensor, file in _read_tensors(directory):
@@ -159,7 +160,8 @@ class PagedLlama(nn.Module):
         if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         if missing := [name for name in wanted if name not in weights]:
-            raise CheckpointError(f"{directory}: its safetensors files lack {', '.join(missing[:5])}")
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise CheckpointError(f"{_listing(directory)} lacks {', '.join(missing[:5])}{more}")
         network.load_state_dict(weights, strict=False, assign=True)
         return network.requires_grad_(False)
 
@@ -171,6 +173,8 @@ class PagedLlama(nn.Module):
         All int64. tokens, positions: [R, T]. page_table: [R, W]; block i of a row holds the keys and values
         of its tokens from position i * block size on.
         """
+        if not len(tokens):
+            return torch.empty(0, self.lm_head.out_features)
         step = self._step(positions, page_table, block_size=kv_cache[0][0].shape[2])
         hidden = self.model.embed_tokens(tokens)
         for layer, cache in zip(self.model.layers, kv_cache, strict=True):
@@ -180,7 +184,7 @@ class PagedLlama(nn.Module):
 
     def _step(self, positions: Tensor, page_table: Tensor, block_size: int) -> Step:
         angles = positions[:, None, :, None].float() * self._frequencies
-        used = int(positions.max()) // block_size + 1 if len(positions) else 0
+        used = int(positions.max()) // block_size + 1
         cached = torch.arange(used * block_size)
         heads = torch.arange(self.key_value_heads)[:, None]
         return Step(
@@ -204,7 +208,7 @@ def rope_frequencies(config: Any, max_seq_len: int) -> tuple[Tensor, float]:
     rope = config.rope_parameters
     kind = rope["rope_type"]
     if kind == "default":
-        exponents = torch.arange(0, config.head_dim, 2, device="cpu").float() / config.head_dim
+        exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
         return 1.0 / rope["rope_theta"] ** exponents, 1.0
     limit = rope.get("original_max_position_embeddings", config.max_position_embeddings)
     if kind in ("dynamic", "longrope") and max_seq_len > limit:
@@ -215,12 +219,18 @@ def rope_frequencies(config: Any, max_seq_len: int) -> tuple[Tensor, float]:
     return frequencies, float(scale)
 
 
-def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor, Path]]:
-    """Each tensor of a checkpoint, with name and file: of model.safetensors, or of the shards of an index."""
+def _listing(directory: Path) -> Path:
+    """What says which tensors a checkpoint has: the index of its shards, or its only file."""
     index = directory / "model.safetensors.index.json"
-    files = [directory / "model.safetensors"]
-    if index.is_file():
-        shards = json.loads(index.read_text())["weight_map"].values()
+    return index if index.is_file() else directory / "model.safetensors"
+
+
+def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor, Path]]:
+    """Each tensor of a checkpoint, with its name and file."""
+    listing = _listing(directory)
+    files = [listing]
+    if listing.suffix == ".json":
+        shards = json.loads(listing.read_text())["weight_map"].values()
         files = [directory / name for name in sorted(set(shards))]
     for file in files:
         if not file.is_file():
