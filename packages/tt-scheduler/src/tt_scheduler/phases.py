@@ -20,19 +20,20 @@ class Phase(enum.Enum):
 
 @attrs.frozen
 class Work:
-    """What could run now, over all lanes.
-
-    ``decodes``: running requests whose next step is a decode. ``chunks``: running requests whose prompt is
-    partly computed. ``admissible``: waiting requests that nothing but memory keeps from starting; a request
-    that waits for its grammar is not among them.
-    """
+    """How many requests could run now, over all lanes. Policies only ask whether a count is zero, so a caller
+    may stop counting at one."""
 
     decodes: int
+    """Running requests whose next step is a decode."""
     chunks: int
+    """Running requests whose prompt, or replay after a preemption, is partly computed."""
     admissible: int
+    """Waiting requests that nothing but memory keeps from starting; one that waits for its grammar does not
+    count."""
 
     @property
     def prefills(self) -> int:
+        """Requests that a prefill step could serve."""
         return self.chunks + self.admissible
 
 
@@ -44,7 +45,10 @@ class PhasePolicy(Protocol):
         ...
 
     def ran(self, phase: Phase, work: Work) -> None:
-        """Learn which phase ran in the end: a prefill that could admit nothing becomes a decode."""
+        """Learn which phase ran in the end: a prefill that could place nothing becomes a decode.
+
+        ``work`` is what ``choose`` was asked about. Empty steps are not told.
+        """
         ...
 
 
@@ -66,7 +70,8 @@ class Interleave:
     """At most ``prefill_steps`` prefill steps, then ``decode_steps`` decode steps, while both wait.
 
     A decode step that ran while no prefill was waiting costs the next prompt nothing and pays nothing off:
-    only contested steps are counted.
+    only contested steps are counted. A prefill step that ran while no decode was waiting clears the count.
+    Raises ``ValueError`` if either number is below 1.
     """
 
     prefill_steps: int = attrs.field(default=2, validator=attrs.validators.ge(1))
@@ -83,7 +88,6 @@ class Interleave:
 
     def ran(self, phase: Phase, work: Work) -> None:
         if not work.decodes:
-            # Nobody waited for a token: a prompt alone is free to run.
             self._prefills_since_decode = self._decodes_owed = 0
         elif phase is Phase.PREFILL:
             self._prefills_since_decode += 1

@@ -43,7 +43,7 @@ class RowAccount:
         return row
 
     def claim(self, request_id: str, row: int) -> None:
-        """Note that ``request_id`` was given ``row`` elsewhere: so a copy of the account follows its original.
+        """Note that ``request_id`` was given ``row`` elsewhere; a copy of the account follows it this way.
 
         Raises ``RowError`` if the row is not free or the request holds one already.
         """
