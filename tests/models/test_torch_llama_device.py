@@ -1,6 +1,5 @@
-"""What the reference bundle keeps on its device: reload commands, sampling, and outputs that are read later."""
+"""What the reference bundle keeps on its device: reload commands, sampling, and outputs read later."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaFor
 
 
 @pytest.fixture
-def driver(checkpoint: tuple[Path, LlamaForCausalLM]) -> Iterator[Driver]:
+def driver(checkpoint: tuple[Path, LlamaForCausalLM]) -> Driver:
     driver = Driver(checkpoint[0])
     driver.prefill({row: (tokens, 0) for row, tokens in PROMPTS.items()})
-    yield driver
+    return driver
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +116,7 @@ def test_the_host_route_uploads_no_parameters(driver: Driver, model: LlamaForCau
 
 
 def test_device_samples_what_the_host_would(driver: Driver, model: LlamaForCausalLM) -> None:
-    """Seeds, top-k, top-p and penalties over eight steps, of which only the first tells the device anything."""
+    """Seeds, top-k, top-p and penalties over eight steps; only the first tells the device anything."""
     outputs = {row: [11] for row in PROMPTS}
     for step in range(8):
         histories = {"prompt_tokens": padded(PROMPTS), "output_tokens": padded(outputs)}
