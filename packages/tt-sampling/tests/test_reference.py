@@ -161,6 +161,7 @@ def test_masks_in_order() -> None:
     assert kept(top_p=0.71) == [0, 1, 2]
     assert kept(top_p=1e-9) == [0]
     assert kept(min_p=0.4) == [0, 1, 2]
+    assert kept(min_p=1.0) == [0]
     assert kept(top_k=3, top_p=0.7) == [0, 1]  # 0.7 of what top-k left, which is 0.9
     tied = torch.zeros(1, 4)
     assert probabilities(tied, [1.0], [2], [1.0])[0].tolist() == [0.25] * 4

@@ -3,7 +3,7 @@
 import attrs
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tt_sampling import Phase, ReloadCommands, ReloadState, StepFacts, advance
 
 ROWS = 3
@@ -65,6 +65,10 @@ class Serving(RuleBasedStateMachine):
         self.rows_changed = self.blocks_changed = self.params_changed = False
         self.new, self.old = Device(), Device()  # of version 1 and version 0
 
+    @initialize(async_supported=st.sampled_from([True, True, False]))
+    def load_model(self, async_supported: bool) -> None:
+        self.async_supported = async_supported
+
     def number(self) -> int:
         self.serial += 1
         return self.serial
@@ -112,16 +116,15 @@ class Serving(RuleBasedStateMachine):
             self.preempted.append(request)
 
     @precondition(lambda self: self.host)
-    @rule(at=st.integers(0, ROWS))
-    def take_a_block(self, at: int) -> None:
-        self.host[sorted(self.host)[at % len(self.host)]].blocks.append(self.number())
-        self.blocks_changed = True
-
-    @precondition(lambda self: self.host)
-    @rule(at=st.integers(0, ROWS))
-    def change_parameters(self, at: int) -> None:
-        self.host[sorted(self.host)[at % len(self.host)]].params = self.number()
-        self.params_changed = True
+    @rule(grow=st.booleans(), edit=st.booleans(), at=st.integers(0, ROWS))
+    def change_a_row(self, grow: bool, edit: bool, at: int) -> None:
+        request = self.host[sorted(self.host)[at % len(self.host)]]
+        if grow:
+            request.blocks.append(self.number())
+            self.blocks_changed = True
+        if edit:
+            request.params = self.number()
+            self.params_changed = True
 
     @rule()
     def run_nothing(self) -> None:
@@ -141,14 +144,16 @@ class Serving(RuleBasedStateMachine):
             request.tokens.append(self.number())
 
     @precondition(lambda self: self.host)
-    @rule(traced=st.booleans(), async_supported=st.booleans())
-    def decode_on_the_device(self, traced: bool, async_supported: bool) -> None:
+    @rule(traced=st.sampled_from([True, True, True, False]), grow=st.booleans())
+    def decode_on_the_device(self, traced: bool, grow: bool) -> None:
+        if grow:
+            self.change_a_row(grow=True, edit=False, at=0)
         quiet = not (self.rows_changed or self.blocks_changed or self.params_changed)
         nothing_new = quiet and self.state == ReloadState(inputs_kept=True, sampling_kept=True)
-        facts = StepFacts(Phase.DECODE, on_device=True, traced=traced, async_supported=async_supported)
+        facts = StepFacts(Phase.DECODE, on_device=True, traced=traced, async_supported=self.async_supported)
         commands = self.advance(facts)
         assert commands is not None
-        keeps = traced and async_supported
+        keeps = traced and self.async_supported
         assert not (nothing_new and keeps and commands != ReloadCommands())
         self.obey_version_1(commands)
         self.obey_version_0(commands.reset_batch)
@@ -185,7 +190,7 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestServing.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 def after(*facts: StepFacts) -> ReloadCommands | None:
