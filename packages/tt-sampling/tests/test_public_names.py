@@ -3,6 +3,8 @@ import tt_sampling
 
 def test_public_names_are_these() -> None:
     assert tt_sampling.__all__ == [
+        "NO_LOGPROBS",
+        "TOP_LOGPROBS",
         "DeviceCapabilities",
         "DeviceLogprobs",
         "ParamsError",

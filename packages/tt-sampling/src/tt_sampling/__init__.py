@@ -16,9 +16,11 @@ from tt_sampling.routing import (
     row_reasons,
 )
 from tt_sampling.seeds import fresh_generator, step_generator, step_seed
-from tt_sampling.wire import RowParams, TTSamplingParams, is_greedy, pack
+from tt_sampling.wire import NO_LOGPROBS, TOP_LOGPROBS, RowParams, TTSamplingParams, is_greedy, pack
 
 __all__ = [
+    "NO_LOGPROBS",
+    "TOP_LOGPROBS",
     "DeviceCapabilities",
     "DeviceLogprobs",
     "ParamsError",
