@@ -73,15 +73,32 @@ def prepare(cache_dir: Path | None = None, progress: Progress = show_progress) -
     directory is there. Runs that overlap wait for each other. Raises PrepareError where the wheel is
     missing or its file is not the expected model.
     """
-    cache_dir = default_cache_dir() if cache_dir is None else cache_dir
-    target = cache_dir / NAME
+    target = (cache_dir or default_cache_dir()) / NAME
+    return make_once(target, lambda folder: _write_model(find_gguf(), folder, progress))
+
+
+def make_once(target: Path, write: Callable[[Path], None]) -> Path:
+    """Have `write` fill the folder `target`, unless it exists. It appears whole or not at all.
+
+    `write` gets an empty folder beside it, which is renamed when it is filled.
+
+    One process at a time; those that come later wait and take what the first made.
+    """
     if target.is_dir():
         return target
-    source = find_gguf()
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with _exclusive(cache_dir / f".{NAME}.lock"):
-        if not target.is_dir():
-            _build(source, target, progress)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    with _exclusive(target.with_name(f".{target.name}.lock")):
+        if target.is_dir():
+            return target
+        shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed: it lost the lock
+        partial.mkdir()
+        try:
+            write(partial)
+            partial.rename(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
     return target
 
 
@@ -100,18 +117,6 @@ def _exclusive(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it however the holder ends
         yield
-
-
-def _build(source: Path, target: Path, progress: Progress) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed; the lock says that it is over
-    partial.mkdir()
-    try:
-        _write_model(source, partial, progress)
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _write_model(source: Path, folder: Path, progress: Progress) -> None:

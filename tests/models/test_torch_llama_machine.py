@@ -66,8 +66,13 @@ class Machine(RuleBasedStateMachine):
     )
     def admit(self, data: st.DataObject, prompt: list[int], seed: int | None, penalty: float) -> None:
         row = data.draw(st.sampled_from([row for row in range(ROWS) if row not in self.requests]))
-        hot = {} if seed is None else {"temperature": 1.0, "top_k": 20, "seed": seed}
-        params = RowParams(**{"temperature": 0.0} | hot, repetition_penalty=penalty, frequency_penalty=0.1)
+        params = RowParams(
+            temperature=0.0 if seed is None else 1.0,
+            top_k=20,
+            seed=seed,
+            repetition_penalty=penalty,
+            frequency_penalty=0.1,
+        )
         request = Request(prompt, params, len(prompt))
         peers = [other for other in self.requests if other // self.per_lane == row // self.per_lane]
         donors: list[int | None] = [None, *peers]
