@@ -17,7 +17,7 @@ OUTPUT_PAIR = ("read_decode_output", "process_decode_output_host")
 
 @attrs.frozen
 class Call:
-    """One method and what it is sent: `leading` first, `always` every time, `sometimes` if a step needs it."""
+    """One method and what it is sent: `leading` first, `always` every time, `sometimes` where needed."""
 
     method: str
     always: tuple[str, ...] = ()

@@ -4,13 +4,19 @@ A row is written when its request arrives, when its blocks change, and when its 
 the rest of the tensors stays as it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from vllm_tt_plugin.adapter import DecodeInputs, PrefillInputs
-from vllm_tt_plugin.requests import RequestState
+from vllm_tt_plugin.requests import RequestState, RequestTable
+
+
+Tokens = npt.NDArray[np.integer[Any]]
+"""Sampled token ids, one for each request of a step."""
 
 
 class DecodeBatch:
@@ -21,13 +27,13 @@ class DecodeBatch:
         self._positions = np.full(rows, -1, np.int32)
         self._blocks = np.zeros((rows, width), np.int32)
         self._page_table = torch.from_numpy(self._blocks.copy())
-        self._decoding: list[RequestState] = []
+        self._followed_changes = -1
         self._rows = np.zeros(0, np.intp)
-
-    @property
-    def rows(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
-        """The rows of the requests that decode, in the order they were given."""
-        return self._rows
+        self.names: list[str] = []
+        """The requests that decode, in the order of the plan."""
+        self.index: dict[str, int] = {}
+        self.states: list[RequestState] = []
+        self.rows: list[int] = []
 
     def write_blocks(self, changed: Sequence[RequestState]) -> None:
         """Copy the block lists of ``changed`` into the page table."""
@@ -40,20 +46,25 @@ class DecodeBatch:
         # A new tensor, so that what an adapter was given before never changes under it.
         self._page_table = torch.from_numpy(self._blocks.copy())
 
-    def decode(self, states: list[RequestState], rows_changed: bool) -> bool:
-        """Make ``states`` the requests that decode. Returns whether they are others than before."""
-        if not rows_changed and states == self._decoding:
+    def follow(self, names: Iterable[str], requests: RequestTable) -> bool:
+        """Make ``names`` the requests that decode. Returns whether anything changed but their last tokens."""
+        names = list(names)
+        if requests.changes == self._followed_changes and names == self.names:
             return False
-        self._decoding = states
-        self._rows = np.fromiter((state.row for state in states), np.intp, len(states))
+        self._followed_changes = requests.changes
+        self.names = names
+        self.index = {name: index for index, name in enumerate(names)}
+        self.states = [requests[name] for name in names]
+        self.rows = [row_of(state) for state in self.states]
+        self._rows = np.array(self.rows, np.intp)
         self._positions.fill(-1)
         self._tokens.fill(0)
-        for state in states:
-            self._positions[state.row] = state.computed
-            self._tokens[state.row, 0] = (state.output or state.prompt)[-1]
+        for state, row in zip(self.states, self.rows, strict=True):
+            self._positions[row] = state.computed
+            self._tokens[row, 0] = (state.output or state.prompt)[-1]
         return True
 
-    def advance(self, tokens: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> None:
+    def advance(self, tokens: Tokens) -> None:
         """Note the tokens that were sampled for the decoding requests, in their order."""
         self._tokens[self._rows, 0] = tokens
         self._positions[self._rows] += 1
@@ -63,7 +74,7 @@ class DecodeBatch:
         return DecodeInputs(
             tokens=torch.from_numpy(self._tokens[:rows].copy()),
             start_pos=torch.from_numpy(self._positions[:rows].copy()),
-            page_table=self._page_table[:rows],
+            page_table=self._page_table if rows == len(self._blocks) else self._page_table[:rows],
         )
 
 
@@ -80,11 +91,12 @@ def prefill_inputs(chunks: Sequence[tuple[RequestState, int]], width: int) -> Pr
         page_table=torch.from_numpy(page_table),
         prompt_lens=np.array(ends, np.int64),
         start_pos=np.array([state.computed for state, _ in chunks], np.int32),
-        empty_slots=[_row(state) for state, _ in chunks],
+        empty_slots=[row_of(state) for state, _ in chunks],
     )
 
 
-def _row(state: RequestState) -> int:
+def row_of(state: RequestState) -> int:
+    """The row that a request in a step must hold."""
     assert state.row is not None, f"{state.request_id} is in a step without a row"
     return state.row
 

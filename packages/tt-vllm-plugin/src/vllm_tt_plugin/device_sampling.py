@@ -20,7 +20,7 @@ from tt_sampling import (
 from vllm_tt_plugin.adapter import DeviceSampling
 from vllm_tt_plugin.batch import histories
 from vllm_tt_plugin.config import TTConfig
-from vllm_tt_plugin.requests import RequestState
+from vllm_tt_plugin.requests import RequestState, RequestTable
 
 
 @attrs.define
@@ -30,8 +30,9 @@ class DeviceSampler:
     device: DeviceCapabilities
     mode: SampleMode
     always_compat: bool
-    _packed_for: list[RequestState | None] = attrs.field(factory=list, init=False)
     _packed: TTSamplingParams | None = attrs.field(default=None, init=False)
+    _packed_for: tuple[int, int] = attrs.field(default=(-1, -1), init=False)
+    _penalised: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def of(cls, config: TTConfig, capabilities: Capabilities) -> "DeviceSampler":
@@ -62,14 +63,15 @@ class DeviceSampler:
         """Parameters of N rows; None for a chunk that is not its prompt's last."""
         return DeviceSampling(pack(_params(states), len(states)))
 
-    def for_decode(self, by_row: list[RequestState | None], rows: int) -> DeviceSampling:
+    def for_decode(self, requests: RequestTable, rows: int) -> DeviceSampling:
         """Parameters of ``rows`` rows, kept while the same requests hold them."""
-        if self._packed is None or by_row != self._packed_for or len(self._packed.seed) != rows:
-            self._packed = pack(_params(by_row), rows)
-            self._packed_for = by_row
-        if not any(state is not None and state.needs.params.penalised for state in by_row):
+        if self._packed is None or self._packed_for != (requests.changes, rows):
+            self._packed = pack(_params(requests.by_row), rows)
+            self._packed_for = (requests.changes, rows)
+            self._penalised = any(s is not None and s.needs.params.penalised for s in requests.by_row)
+        if not self._penalised:
             return DeviceSampling(self._packed)
-        prompts, outputs = histories(by_row, rows)
+        prompts, outputs = histories(requests.by_row, rows)
         return DeviceSampling(self._packed, prompts, outputs)
 
 

@@ -1,6 +1,7 @@
 """What vLLM calls first. Only the standard library is imported here: an entry point that fails to import is
 logged by vLLM and then passed over, so that another platform would serve in silence."""
 
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -8,6 +9,8 @@ import os
 logger = logging.getLogger("vllm.tt_plugin")
 
 TT_PLATFORM = "vllm_tt_plugin.platform.TTPlatform"
+SUPPORTED_VLLM = "0.33"
+"""vLLM is no declared dependency, since its published wheels are built for CUDA; so it is checked at load."""
 
 
 def platform_plugin() -> str | None:
@@ -24,7 +27,14 @@ def platform_plugin() -> str | None:
 
 
 def register() -> None:
-    """Make the adapters' classes known to vLLM. Runs in every process of a server."""
+    """Make the adapters' classes known to vLLM. Runs in every process of a server.
+
+    Raises ``ConfigurationError`` if vLLM's version is not supported. It is raised here and not in
+    ``platform_plugin``, whose exceptions vLLM passes over.
+    """
+    if platform_plugin() is None:
+        return
+    _check_version(importlib.metadata.version("vllm"))
     from vllm.platforms import current_platform
 
     from vllm_tt_plugin.platform import TTPlatform
@@ -34,3 +44,17 @@ def register() -> None:
     from vllm_tt_plugin.served_model import register_with_vllm
 
     register_with_vllm(os.environ)
+
+
+def _check_version(installed: str) -> None:
+    if installed.split(".")[:2] != SUPPORTED_VLLM.split("."):
+        from vllm_tt_plugin.errors import ConfigurationError, Problem
+
+        raise ConfigurationError(
+            [
+                Problem(
+                    f"vLLM {installed} is installed, and this release works with {SUPPORTED_VLLM}.x",
+                    f"Install vLLM {SUPPORTED_VLLM}.x, or the release of tt-vllm-plugin that is made for {installed}",
+                )
+            ]
+        )

@@ -12,8 +12,15 @@ import attrs
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, MeshError, Problem
 
-_PROBE = "import ttnn; print('chips', ttnn.GetNumAvailableDevices())"
+_PROBE = """
+try:
+    import ttnn
+    print("chips", ttnn.GetNumAvailableDevices())
+except Exception as failure:
+    print("failure", type(failure).__name__, *str(failure).partition("backtrace:")[0].split())
+"""
 _PROBE_TIMEOUT_S = 300
+_NO_CHIPS = "No chips detected"
 
 
 @attrs.frozen
@@ -39,11 +46,14 @@ def probe() -> Probe:
         )
     except subprocess.TimeoutExpired:
         return Probe(failure=f"no answer within {_PROBE_TIMEOUT_S} s")
-    found = re.search(r"^chips (\d+)$", child.stdout, re.MULTILINE)
-    if found:
+    if found := re.search(r"^chips (\d+)$", child.stdout, re.MULTILINE):
         return Probe(chips=int(found[1]))
+    if found := re.search(r"^failure (.*)$", child.stdout, re.MULTILINE):
+        # ttnn 0.81 raises where there is none to count.
+        return Probe(chips=0) if _NO_CHIPS in found[1] else Probe(failure=found[1])
     lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
-    return Probe(failure=lines[-1] if lines else f"the child ended with {child.returncode}")
+    last = lines[-1] if lines else "without a word"
+    return Probe(failure=f"a process that imported it ended with {child.returncode}: {last}")
 
 
 def chips_found() -> int:

@@ -1,6 +1,6 @@
 """What crosses from the scheduler to the runner in each step."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from tt_scheduler import Phase
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -20,8 +20,10 @@ class StepPlan(SchedulerOutput):
 
     @classmethod
     def of(cls, output: SchedulerOutput, phase: Phase, rows: dict[str, int]) -> "StepPlan":
-        values = {name: getattr(output, name) for name in _INHERITED}
-        return cls(**values, phase=phase, rows=rows)
+        """``output`` with a phase and rows. Takes over its fields as they are: this runs in every step."""
+        plan = cls.__new__(cls)
+        vars(plan).update(vars(output), phase=phase, rows=rows)
+        return plan
 
     def anon_repr(self) -> str:
         """What vLLM writes into a crash report: no tokens."""
@@ -32,6 +34,3 @@ class StepPlan(SchedulerOutput):
             f" cached={self.scheduled_cached_reqs.anon_repr()}, finished={self.finished_req_ids},"
             f" preempted={self.preempted_req_ids})"
         )
-
-
-_INHERITED = tuple(item.name for item in fields(SchedulerOutput))

@@ -4,7 +4,6 @@ Both of vLLM's wire forms are read. In the V1 form a resumed request comes as ca
 new data with ``prefill_token_ids``; either way a request that is known already is being resumed.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -54,17 +53,18 @@ class RequestTable:
     """All unfinished requests that ever had a row, and the rows they hold now."""
 
     capacity: int
+    changes: int = attrs.field(default=0, init=False)
+    """Counts rows taken and released: two equal counts mean that the same requests hold the same rows."""
+    by_row: list[RequestState | None] = attrs.field(factory=list, init=False)
+    """The request on each row up to the highest one held, None where a row is free. A new list after each
+    change, so that whoever kept the old one still sees what was."""
+    blocks_changed: list[RequestState] = attrs.field(factory=list, init=False)
+    """Requests whose block list the last plan changed."""
     _states: dict[str, RequestState] = attrs.field(factory=dict, init=False)
     _rows: RowAccount = attrs.field(init=False)
-    _by_row: list[RequestState | None] = attrs.field(init=False)
-    rows_changed: bool = attrs.field(default=False, init=False)
-    """Whether a row was taken or released since the flag was last cleared."""
-    blocks_changed: list[RequestState] = attrs.field(factory=list, init=False)
-    """Requests whose block list changed since the list was last cleared."""
 
     def __attrs_post_init__(self) -> None:
         self._rows = RowAccount(self.capacity)
-        self._by_row = [None] * self.capacity
 
     def __len__(self) -> int:
         return len(self._states)
@@ -75,25 +75,13 @@ class RequestTable:
         except KeyError:
             raise StepError(f"the step names request {request_id!r}, which the runner never saw") from None
 
-    @property
-    def by_row(self) -> list[RequestState | None]:
-        """The request on each row, None where it is free."""
-        return self._by_row
-
-    @property
-    def height(self) -> int:
-        """One more than the highest row that is held."""
-        return max(self._rows.owned.values(), default=-1) + 1
-
-    def held(self) -> Iterator[RequestState]:
-        """The requests that hold a row, in row order."""
-        return (state for state in self._by_row if state is not None)
-
     def apply(self, plan: StepPlan) -> None:
         """Follow a plan: give rows back, then take new ones, then note blocks.
 
         Raises ``StepError`` or ``tt_scheduler.RowError`` if plan and table disagree.
         """
+        before = self.changes
+        self.blocks_changed = []
         for request_id in plan.finished_req_ids:
             self._release(request_id)
             self._states.pop(request_id, None)
@@ -101,16 +89,21 @@ class RequestTable:
             self._release(request_id)
         for data in plan.scheduled_new_reqs:
             self._admit_new(data, plan.rows)
+        self._follow_cached(plan)
+        if self.changes != before:
+            self._arrange_rows()
+
+    def _follow_cached(self, plan: StepPlan) -> None:
         cached = plan.scheduled_cached_reqs
-        for index, request_id in enumerate(cached.req_ids):
-            new_blocks = cached.new_block_ids[index]
-            if request_id in cached.resumed_req_ids:
-                state = self[request_id]
+        for index, new_blocks in enumerate(cached.new_block_ids):
+            if new_blocks is None:
+                continue
+            state = self[cached.req_ids[index]]
+            if state.request_id in cached.resumed_req_ids:
                 # Tokens that were in flight at the preemption may have been dropped since.
                 del state.output[cached.num_output_tokens[index] :]
                 self._admit(state, new_blocks, cached.num_computed_tokens[index], plan.rows)
-            elif new_blocks is not None:
-                state = self[request_id]
+            else:
                 state.blocks.extend(_only_group(new_blocks))
                 self.blocks_changed.append(state)
 
@@ -128,29 +121,32 @@ class RequestTable:
         self._admit(state, data.block_ids, data.num_computed_tokens, rows)
 
     def _admit(
-        self, state: RequestState, blocks: tuple[list[int], ...] | None, computed: int, rows: dict[str, int]
+        self, state: RequestState, blocks: tuple[list[int], ...], computed: int, rows: dict[str, int]
     ) -> None:
-        if blocks is None or state.request_id not in rows:
-            raise StepError(f"request {state.request_id!r} is admitted without blocks or without a row")
+        if state.request_id not in rows:
+            raise StepError(f"request {state.request_id!r} is admitted without a row")
         row = rows[state.request_id]
         self._rows.claim(state.request_id, row)
-        self._by_row[row] = state
         state.row = row
         state.blocks = list(_only_group(blocks))
         state.computed = computed
         state.admission = Admission(known=state.known, generated=len(state.output), cached=computed)
-        self.rows_changed = True
+        self.changes += 1
         self.blocks_changed.append(state)
 
     def _release(self, request_id: str) -> None:
-        row = self._rows.release(request_id)
-        if row is None:
+        if self._rows.release(request_id) is None:
             return
         state = self._states[request_id]
         state.row = None
         state.blocks = []
-        self._by_row[row] = None
-        self.rows_changed = True
+        self.changes += 1
+
+    def _arrange_rows(self) -> None:
+        owned = self._rows.owned
+        self.by_row = [None] * (max(owned.values(), default=-1) + 1)
+        for request_id, row in owned.items():
+            self.by_row[row] = self._states[request_id]
 
 
 def _only_group(blocks: tuple[list[int], ...]) -> list[int]:

@@ -10,8 +10,8 @@ from tt_sampling import ReloadState, StepFacts, advance
 from tt_scheduler import Phase, Standing
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
 
-from vllm_tt_plugin.adapter import Adapter, StepResult
-from vllm_tt_plugin.batch import DecodeBatch, prefill_inputs
+from vllm_tt_plugin.adapter import Adapter
+from vllm_tt_plugin.batch import DecodeBatch, Tokens, prefill_inputs
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.host_sampling import HostSampler
@@ -23,15 +23,22 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class _Unsampled:
-    """A step whose logits wait for their grammar masks. Entry i of ``states`` owns ``logits[rows[i]]``."""
+class _Prefill:
+    """Requests of a prefill step: those whose prompt it completes get a token, the rest have more chunks."""
 
-    phase: Phase
-    states: list[RequestState]
-    rows: list[int]
-    logits: torch.Tensor
+    completed: list[RequestState]
     unfinished: list[RequestState]
-    """Requests whose chunk was not their last: they computed, and get no token."""
+
+
+@attrs.frozen
+class _Unsampled:
+    """Logits that wait for their grammar masks. ``prefill`` is None for a decode.
+
+    ``logits`` is ``[completed requests, V]`` in a prefill, ``[rows, V]`` in a decode.
+    """
+
+    logits: torch.Tensor
+    prefill: _Prefill | None
 
 
 class TTRunner:
@@ -45,7 +52,9 @@ class TTRunner:
         self._host = host
         self._device = device
         self._decodes = DecodeBatch(requests.capacity, adapter.page_table_width)
+        self._decodes_on_device = False
         self._reload = ReloadState()
+        self._seen_changes = 0
         self._unsampled: _Unsampled | None = None
 
     def execute(self, plan: StepPlan) -> ModelRunnerOutput | None:
@@ -58,8 +67,7 @@ class TTRunner:
             output = self._decode(plan)
         else:
             output = self._idle()
-        self._requests.rows_changed = False
-        self._requests.blocks_changed.clear()
+        self._seen_changes = self._requests.changes
         return output
 
     def sample(self, grammar: "GrammarOutput | None") -> ModelRunnerOutput:
@@ -67,107 +75,106 @@ class TTRunner:
         step, self._unsampled = self._unsampled, None
         if step is None:
             raise StepError("a step is to be sampled, but none waits for it")
-        by_row = self._requests.by_row[: self._requests.height]
-        if step.phase is Phase.PREFILL:
-            sampled = self._host.sample_prefill(step.logits, step.states, by_row, grammar)
-        else:
-            sampled = self._host.sample_decode(step.logits, by_row, grammar)
-        tokens = sampled.sampled_token_ids[:, 0].numpy()[step.rows]
-        logprobs = sampled.logprobs_tensors
-        if logprobs is not None:
-            logprobs = LogprobsTensors(
-                logprobs.logprob_token_ids[step.rows],
-                logprobs.logprobs[step.rows],
-                logprobs.selected_token_ranks[step.rows],
-            )
-        return self._finish(step.phase, step.states, step.unfinished, tokens, logprobs)
+        if step.prefill is not None:
+            completed = step.prefill.completed
+            sampled = self._host.sample_prefill(step.logits, completed, self._requests, grammar)
+            tokens = sampled.sampled_token_ids[:, 0].numpy()
+            return self._finish_prefill(step.prefill, tokens, sampled.logprobs_tensors)
+        sampled = self._host.sample_decode(step.logits, self._requests, grammar)
+        tokens = sampled.sampled_token_ids[:, 0].numpy()[self._decodes.rows]
+        return self._finish_decode(tokens, _rows_of(sampled.logprobs_tensors, self._decodes.rows))
 
     def _prefill(self, plan: StepPlan) -> ModelRunnerOutput | None:
         chunks = [(self._requests[name], count) for name, count in plan.num_scheduled_tokens.items()]
-        completing = [_completes(state, count) for state, count in chunks]
-        states = [state for (state, _), last in zip(chunks, completing, strict=True) if last]
-        unfinished = [state for (state, _), last in zip(chunks, completing, strict=True) if not last]
-        rows = [index for index, last in enumerate(completing) if last]
+        last = [_completes(state, count) for state, count in chunks]
+        rows = [index for index, is_last in enumerate(last) if is_last]
+        step = _Prefill(
+            completed=[chunks[row][0] for row in rows],
+            unfinished=[state for (state, _), is_last in zip(chunks, last, strict=True) if not is_last],
+        )
         sampling = None
-        if self._device.route(states, SamplingPhase.PREFILL).on_device:
-            sampled = (state if last else None for (state, _), last in zip(chunks, completing, strict=True))
-            sampling = self._device.for_prefill(list(sampled))
+        if self._device.route(step.completed, SamplingPhase.PREFILL).on_device:
+            sampling = self._device.for_prefill(
+                [state if is_last else None for (state, _), is_last in zip(chunks, last, strict=True)]
+            )
         result = self._adapter.prefill(prefill_inputs(chunks, self._adapter.page_table_width), sampling)
         self._reload, _ = advance(self._reload, StepFacts(SamplingPhase.PREFILL))
         for state, count in chunks:
             state.computed += count
-        return self._sampled_or_waiting(Phase.PREFILL, result, states, rows, unfinished)
+        if result.tokens is not None:
+            return self._finish_prefill(step, result.tokens.numpy()[rows], None)
+        if not rows:
+            return self._finish_prefill(step, np.zeros(0, np.int64), None)
+        assert result.logits is not None, "a step gives tokens or logits"
+        self._unsampled = _Unsampled(result.logits[rows], step)
+        return None
 
     def _decode(self, plan: StepPlan) -> ModelRunnerOutput | None:
-        states = [self._requests[name] for name in plan.num_scheduled_tokens]
-        rows_changed = self._decodes.decode(states, self._requests.rows_changed)
-        by_row = self._requests.by_row[: self._requests.height]
-        rows = self._adapter.decode_rows(len(by_row))
-        on_device = self._device.route(states, SamplingPhase.DECODE).on_device
+        requests, decodes = self._requests, self._decodes
+        changed = decodes.follow(plan.num_scheduled_tokens, requests)
+        if changed:
+            self._decodes_on_device = self._device.route(decodes.states, SamplingPhase.DECODE).on_device
         facts = StepFacts(
             SamplingPhase.DECODE,
-            on_device=on_device,
-            rows_changed=rows_changed,
-            blocks_changed=bool(self._requests.blocks_changed),
+            on_device=self._decodes_on_device,
+            rows_changed=changed,
+            blocks_changed=bool(requests.blocks_changed),
             traced=self._adapter.config.traces_decode,
             async_supported=self._adapter.capabilities.supports_async_decode,
         )
         after, commands = advance(self._reload, facts)
         assert commands is not None, "a decode always has commands"
-        sampling = self._device.for_decode(by_row, rows) if on_device else None
-        result = self._adapter.decode(self._decodes.inputs(rows), sampling, commands)
+        rows = self._adapter.decode_rows(len(requests.by_row))
+        sampling = self._device.for_decode(requests, rows) if self._decodes_on_device else None
+        result = self._adapter.decode(decodes.inputs(rows), sampling, commands)
         self._reload = after
-        for state in states:
-            state.computed += 1
-        if result.logits is not None:
-            result = attrs.evolve(result, logits=result.logits[: len(by_row)])
-        return self._sampled_or_waiting(Phase.DECODE, result, states, self._decodes.rows.tolist(), [])
-
-    def _idle(self) -> ModelRunnerOutput:
-        facts = StepFacts(None, rows_changed=self._requests.rows_changed)
-        self._reload, _ = advance(self._reload, facts)
-        return EMPTY_MODEL_RUNNER_OUTPUT
-
-    def _sampled_or_waiting(
-        self,
-        phase: Phase,
-        result: StepResult,
-        states: list[RequestState],
-        rows: list[int],
-        unfinished: list[RequestState],
-    ) -> ModelRunnerOutput | None:
         if result.tokens is not None:
-            return self._finish(phase, states, unfinished, result.tokens.numpy()[rows], None)
-        if not states:
-            return self._finish(phase, [], unfinished, np.zeros(0, np.int64), None)
-        logits = result.logits
-        assert logits is not None, "a step gives tokens or logits"
-        if phase is Phase.PREFILL:
-            logits, rows = logits[rows], list(range(len(rows)))
-        self._unsampled = _Unsampled(phase, states, rows, logits, unfinished)
+            return self._finish_decode(result.tokens.numpy()[decodes.rows], None)
+        assert result.logits is not None, "a step gives tokens or logits"
+        self._unsampled = _Unsampled(result.logits[: len(requests.by_row)], None)
         return None
 
-    def _finish(
-        self,
-        phase: Phase,
-        states: list[RequestState],
-        unfinished: list[RequestState],
-        tokens: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-        logprobs: LogprobsTensors | None,
+    def _idle(self) -> ModelRunnerOutput:
+        changed = self._requests.changes != self._seen_changes
+        self._reload, _ = advance(self._reload, StepFacts(None, rows_changed=changed))
+        return EMPTY_MODEL_RUNNER_OUTPUT
+
+    def _finish_prefill(
+        self, step: _Prefill, tokens: Tokens, logprobs: LogprobsTensors | None
     ) -> ModelRunnerOutput:
-        if phase is Phase.DECODE:
-            self._decodes.advance(tokens)
         sampled = tokens.tolist()
-        for state, token in zip(states, sampled, strict=True):
+        for state, token in zip(step.completed, sampled, strict=True):
             state.output.append(token)
         # vLLM finds logprobs by a request's index, so those without a token stand last.
-        names = [state.request_id for state in states] + [state.request_id for state in unfinished]
+        names = [state.request_id for state in step.completed + step.unfinished]
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[[token] for token in sampled] + [[] for _ in unfinished],
-            logprobs=logprobs.tolists() if logprobs is not None else None,
+            sampled_token_ids=[[token] for token in sampled] + [[] for _ in step.unfinished],
+            logprobs=None if logprobs is None else logprobs.tolists(),
         )
+
+    def _finish_decode(self, tokens: Tokens, logprobs: LogprobsTensors | None) -> ModelRunnerOutput:
+        decodes = self._decodes
+        decodes.advance(tokens)
+        sampled = tokens.tolist()
+        for state, token in zip(decodes.states, sampled, strict=True):
+            state.output.append(token)
+            state.computed += 1
+        return ModelRunnerOutput(
+            req_ids=decodes.names,
+            req_id_to_index=decodes.index,
+            sampled_token_ids=[[token] for token in sampled],
+            logprobs=None if logprobs is None else logprobs.tolists(),
+        )
+
+
+def _rows_of(logprobs: LogprobsTensors | None, rows: list[int]) -> LogprobsTensors | None:
+    if logprobs is None:
+        return None
+    return LogprobsTensors(
+        logprobs.logprob_token_ids[rows], logprobs.logprobs[rows], logprobs.selected_token_ranks[rows]
+    )
 
 
 def _completes(state: RequestState, count: int) -> bool:

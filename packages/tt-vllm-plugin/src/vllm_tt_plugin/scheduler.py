@@ -61,43 +61,53 @@ class TTScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> StepPlan:
         """One step. A prefill that can place nothing becomes a decode within the same step."""
-        work = self._work()
+        chunks = [request for request in self.running if request.is_prefill_chunk]
+        work = self._work(len(chunks))
         phase = self._policy.choose(work)
-        output = self._schedule_phase(phase, throttle_prefills)
-        if phase is Phase.PREFILL and not output.total_num_scheduled_tokens:
-            self._note_stall()
-            if work.decodes:
-                phase = Phase.DECODE
-                output = _carry_on(output, self._schedule_phase(phase, throttle_prefills))
-        if not output.total_num_scheduled_tokens:
-            phase = Phase.EMPTY
+        if phase is Phase.PREFILL:
+            decodes = [request for request in self.running if not request.is_prefill_chunk]
+            output = self._schedule_phase(decodes, self.max_num_active_reqs, throttle_prefills)
+            if not output.total_num_scheduled_tokens:
+                self._stalled = self._stall_key()
+                if decodes:
+                    phase = Phase.DECODE
+                    output = _carry_on(output, self._schedule_phase(chunks, 0, throttle_prefills))
         else:
+            output = self._schedule_phase(chunks, 0, throttle_prefills)
+        if output.total_num_scheduled_tokens:
             self._policy.ran(phase, work)
+        else:
+            phase = Phase.EMPTY
         return StepPlan.of(output, phase, self._account_rows(output))
 
-    def _schedule_phase(self, phase: Phase, throttle_prefills: bool) -> SchedulerOutput:
-        passed_over = [r for r in self.running if r.is_prefill_chunk != (phase is Phase.PREFILL)]
+    def _schedule_phase(
+        self, passed_over: list[Request], admit_up_to: int, throttle_prefills: bool
+    ) -> SchedulerOutput:
         for request in passed_over:
             # schedule() adds one to current_step before it compares, so this holds for exactly one call.
             request.next_decode_eligible_step = self.current_step + 2
-        # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
-        self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
-        limit = self.max_num_active_reqs
-        if phase is not Phase.PREFILL:
-            self.max_num_active_reqs = 0
+        if passed_over or len(self.prev_step_scheduled_req_ids) != len(self.running):
+            # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
+            self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
+        limit, self.max_num_active_reqs = self.max_num_active_reqs, admit_up_to
         try:
             return super().schedule(throttle_prefills)
         finally:
             self.max_num_active_reqs = limit
 
-    def _work(self) -> Work:
+    def _work(self, chunks: int) -> Work:
         if self.pause_state == PauseState.PAUSED_ALL:
             return Work(decodes=0, chunks=0, admissible=0)
-        chunks = sum(request.is_prefill_chunk for request in self.running)
         return Work(decodes=len(self.running) - chunks, chunks=chunks, admissible=self._admissible(chunks))
 
     def _admissible(self, chunks: int) -> int:
-        """1 if a waiting request may start now, else 0; 0 too while the head is known not to fit."""
+        """1 if a waiting request may start now, else 0; 0 too while the head is known not to fit.
+
+        What is known is that a head did not fit at a number of free blocks: without that, every step would
+        try it again.
+        """
+        if not self.waiting and not self.kv_holding_waiting:
+            return 0
         if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
             return 0
         stalled = self._stalled is not None and self._stalled == self._stall_key()
@@ -108,10 +118,6 @@ class TTScheduler(Scheduler):
         if self.pause_state == PauseState.UNPAUSED:
             queues.append(self.waiting)
         return int(any(_may_start(request) for queue in queues for request in queue))
-
-    def _note_stall(self) -> None:
-        """Remember that the head did not fit at this many free blocks, so that it is not tried every step."""
-        self._stalled = self._stall_key()
 
     def _stall_key(self) -> tuple[str, int] | None:
         queue = self.kv_holding_waiting or self.waiting
@@ -128,7 +134,8 @@ class TTScheduler(Scheduler):
             self._rows.release(request_id)
         starting = [data.req_id for data in output.scheduled_new_reqs]
         cached = output.scheduled_cached_reqs
-        starting += [request_id for request_id in cached.req_ids if request_id in cached.resumed_req_ids]
+        if cached.resumed_req_ids:
+            starting += [name for name in cached.req_ids if name in cached.resumed_req_ids]
         return {request_id: self._rows.take(request_id) for request_id in starting}
 
 

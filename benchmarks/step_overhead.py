@@ -1,0 +1,229 @@
+"""What a decode step costs on the host: the plugin beside bare vLLM, in one process, in turn.
+
+32 requests of 128 tokens in and 128 out, on an adapter that computes nothing. *bare* is vLLM's own engine and
+scheduler with a worker that returns fixed tokens. Two routes of ours: the adapter returns *ids*, or *logits* that
+the plugin samples on the host (greedily, 32000 tokens of vocabulary). Each is synchronous.
+"""
+
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from _form import Comparison, Figure, interleave, main
+
+HERE = Path(__file__).resolve().parent
+REQUESTS, TOKENS_IN, TOKENS_OUT, VOCAB = 32, 128, 128, 32_000
+VARIANTS = ("bare", "ids", "logits")
+PARTS = ("schedule", "execute_model", "sample_tokens", "update_from_output")
+
+
+class Engine:
+    """An engine core driven step by step."""
+
+    def __init__(self, variant: str, model: Path) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        settings = {"sample_on_device_mode": "all"} if variant == "ids" else {}
+        arguments = EngineArgs(
+            model=str(model),
+            skip_tokenizer_init=True,
+            max_model_len=1024,
+            max_num_seqs=REQUESTS,
+            max_num_batched_tokens=REQUESTS * TOKENS_IN,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            disable_log_stats=True,
+            additional_config={"tt": settings},
+        )
+        config = arguments.create_engine_config()
+        if variant == "bare":
+            config.parallel_config.worker_cls = "_bare.BareWorker"
+            config.scheduler_config.scheduler_cls = "vllm.v1.core.sched.scheduler.Scheduler"
+        self._front = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        client: Any = self._front.engine_core  # in this process, so the core itself is at hand
+        self.core = client.engine_core
+        self._runs = 0
+
+    def start_requests(self) -> None:
+        """Add all requests and run the steps that prefill them."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS_OUT, ignore_eos=True, detokenize=False)
+        self._runs += 1
+        for index in range(REQUESTS):
+            tokens = [(index * 131 + position) % (VOCAB - 1) + 1 for position in range(TOKENS_IN)]
+            self._front.add_request(f"{self._runs}-{index}", TokensPrompt(prompt_token_ids=tokens), sampling)
+        while any(request.num_output_tokens == 0 for request in self.core.scheduler.requests.values()):
+            self.core.step_fn()
+
+    def decode_step_ms(self) -> float:
+        """Median milliseconds of the decode steps of one run."""
+        self.start_requests()
+        gc.collect()
+        times = []
+        while len(self.core.scheduler.running) == REQUESTS:
+            start = time.perf_counter()
+            self.core.step_fn()
+            times.append(time.perf_counter() - start)
+        self.drain()
+        return statistics.median(times) * 1e3
+
+    def split_ms(self) -> dict[str, float]:
+        """Median milliseconds of each part of a decode step, in a run of its own."""
+        self.start_requests()
+        with timed_parts(self.core) as parts:
+            while len(self.core.scheduler.running) == REQUESTS:
+                self.core.step_fn()
+        self.drain()
+        return {name: statistics.median(times) * 1e3 if times else 0.0 for name, times in parts.items()}
+
+    def drain(self) -> None:
+        while self.core.scheduler.has_requests():
+            self.core.step_fn()
+
+
+@contextmanager
+def timed_parts(core: Any) -> Iterator[dict[str, list[float]]]:
+    """Time the calls that make up a step while the context lasts."""
+    owners = {
+        name: core.scheduler if name in ("schedule", "update_from_output") else core.model_executor
+        for name in PARTS
+    }
+    parts: dict[str, list[float]] = {name: [] for name in PARTS}
+    for name, owner in owners.items():
+        setattr(owner, name, _timed(getattr(owner, name), parts[name]))
+    try:
+        yield parts
+    finally:
+        for name, owner in owners.items():
+            delattr(owner, name)
+
+
+def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            times.append(time.perf_counter() - start)
+
+    return timed
+
+
+def write_model(folder: Path) -> Path:
+    """A model directory with a configuration alone."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def argmax_ms() -> float:
+    """What picking the largest of 32000 logits for 32 rows costs by itself."""
+    import torch
+
+    logits = torch.zeros(REQUESTS, VOCAB)
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        logits.argmax(dim=-1)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def set_environment() -> None:
+    os.environ |= {
+        "MESH_DEVICE": "host",
+        "EXTRA_MODELS_DIR": str(HERE / "bundles"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def peak_mib(variant: str) -> float:
+    """Peak resident memory of a process that runs one variant once."""
+    command = [sys.executable, __file__, "--memory-of", variant]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(child.stdout.splitlines()[-1])
+
+
+def measure(quick: bool) -> list[Figure]:
+    set_environment()
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder))
+        engines = {variant: Engine(variant, model) for variant in VARIANTS}
+        for engine in engines.values():
+            engine.decode_step_ms()  # warm
+        rounds = 3 if quick else 15
+        ids, logits = (
+            interleave(engines[variant].decode_step_ms, engines["bare"].decode_step_ms, rounds)
+            for variant in ("ids", "logits")
+        )
+        splits = {variant: engine.split_ms() for variant, engine in engines.items()}
+    bare = statistics.median(ids.b + logits.b)
+    figures = [
+        Figure("bare_step_ms", bare),
+        Figure("ids_step_ms", statistics.median(ids.a)),
+        Figure(
+            "logits_step_ms",
+            statistics.median(logits.a),
+            at_most=1.25,
+            note=f"argmax alone {argmax_ms():.3f} ms",
+        ),
+        Figure("ids_over_bare_ms", _over(ids), at_most=0.1, note="the adapter returns ids"),
+        Figure("logits_over_bare_ms", _over(logits), note="host sampling included"),
+        ids.figure("ids_to_bare_ratio"),
+        logits.figure("logits_to_bare_ratio"),
+    ]
+    for variant, split in splits.items():
+        figures += [Figure(f"{variant}_{part}_ms", split[part]) for part in PARTS]
+    if not quick:
+        peaks = {variant: peak_mib(variant) for variant in VARIANTS}
+        figures += [
+            Figure("bare_peak_mib", peaks["bare"]),
+            Figure("ids_over_bare_mib", peaks["ids"] - peaks["bare"], at_most=60),
+            Figure("logits_over_bare_mib", peaks["logits"] - peaks["bare"], at_most=60),
+        ]
+    return figures
+
+
+def _over(comparison: Comparison) -> float:
+    """Median over rounds of what a costs more than b."""
+    return statistics.median(a - b for a, b in zip(comparison.a, comparison.b, strict=True))
+
+
+def report_memory(variant: str) -> None:
+    set_environment()
+    with tempfile.TemporaryDirectory() as folder:
+        Engine(variant, write_model(Path(folder))).decode_step_ms()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--memory-of"]:
+        report_memory(sys.argv[2])
+    else:
+        main(__file__, __doc__, measure)
