@@ -80,9 +80,8 @@ def prepare(cache_dir: Path | None = None, progress: Progress = show_progress) -
 def make_once(target: Path, write: Callable[[Path], None]) -> Path:
     """Have `write` fill the folder `target`, unless it exists. It appears whole or not at all.
 
-    `write` gets an empty folder beside it, which is renamed when it is filled.
-
-    One process at a time; those that come later wait and take what the first made.
+    `write` gets an empty folder beside it, which is renamed once it is filled. One process does it at a
+    time; those that come later wait, and take what the first made.
     """
     if target.is_dir():
         return target

@@ -26,6 +26,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": torch.bfloat16},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}},
     "dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}},
+    "longrope": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "short_factor": [1.0, 1.2, 1.5, 2.0],
+            "long_factor": [2.0, 3.0, 4.0, 5.0],
+            "original_max_position_embeddings": 32,
+        }
+    },
     "yarn": {
         "rope_parameters": {
             "rope_type": "yarn",
@@ -132,6 +141,19 @@ def test_lanes_use_the_same_block_ids_without_meeting(
     logits = driver.decode({slot: (7, len(tokens)) for slot, tokens in prompts.items()})
     for slot, tokens in prompts.items():
         close(logits[slot, 0], reference(model, [*tokens, 7]))
+
+
+def test_it_works_in_inference_mode_and_out_of_it(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    folder, model = checkpoint
+    with torch.inference_mode():
+        driver = Driver(folder)
+        driver.prefill({0: (OTHER, 0)})
+    logits = driver.decode({0: (5, len(OTHER))})
+    close(logits[0, 0], reference(model, [*OTHER, 5]))
+    with torch.inference_mode():
+        logits = driver.decode({0: (6, len(OTHER) + 1)})
+    logits.add_(1.0)  # samplers write to what they get
+    close(logits[0, 0] - 1.0, reference(model, [*OTHER, 5, 6]))
 
 
 def test_performance_means_bfloat16_and_is_near(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:

@@ -26,6 +26,8 @@ OnHost = Tensor | tuple[Tensor, Tensor]
 
 
 class LlamaForCausalLM:
+    """One model on one mesh. The plugin makes it with `initialize_vllm_model` and calls its methods in turn."""
+
     model_capabilities: ClassVar[dict[str, Any]] = {
         "supports_prefix_caching": True,
         "supports_chunked_prefill": True,
@@ -85,7 +87,10 @@ class LlamaForCausalLM:
         blocks, _, block_size, head_size = shape
         whole = (self._lanes * blocks, self._network.key_value_heads, block_size, head_size)
         kind = self._network.dtype
-        return [(torch.zeros(whole, dtype=kind), torch.zeros(whole, dtype=kind)) for _ in range(num_layers)]
+        with torch.inference_mode(False):  # else only threads in that mode could write to it: ours is not
+            return [
+                (torch.zeros(whole, dtype=kind), torch.zeros(whole, dtype=kind)) for _ in range(num_layers)
+            ]
 
     def prefill_forward(
         self,
