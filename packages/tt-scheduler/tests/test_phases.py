@@ -3,7 +3,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tt_scheduler import Interleave, Phase, PhasePolicy, PrefillFirst, Work
+from tt_scheduler import Interleave, Phase, PhasePolicy, PrefillFirst, StepRecord, Work
 
 works = st.builds(Work, decodes=st.integers(0, 2), chunks=st.integers(0, 1), admissible=st.integers(0, 1))
 contested = Work(decodes=3, chunks=1, admissible=0)
@@ -13,10 +13,10 @@ steps = st.integers(1, 4)
 
 def run(policy: PhasePolicy, work: Work, *, places: bool = True) -> Phase:
     """One step as a scheduler takes it: a prefill that places nothing becomes a decode, if there is one."""
-    chosen = policy.choose(work)
+    chosen = policy.choose(work).phase
     ran = Phase.DECODE if chosen is Phase.PREFILL and not places and work.decodes else chosen
     if ran is not Phase.EMPTY:
-        policy.ran(ran, work)
+        policy.ran(StepRecord(ran), work)
     return chosen
 
 
@@ -97,8 +97,9 @@ def test_a_policy_chooses_only_what_can_run(policy: PhasePolicy, days: list[tupl
 
 @given(works)
 def test_prefill_first(work: Work) -> None:
-    phase = PrefillFirst().choose(work)
-    assert (phase is Phase.PREFILL) == (work.chunks + work.admissible > 0)
+    choice = PrefillFirst().choose(work)
+    assert (choice.phase is Phase.PREFILL) == (work.chunks + work.admissible > 0)
+    assert choice.prefill_tokens is None
 
 
 @pytest.mark.parametrize("counts", [(0, 1), (1, 0), (-1, 1)])

@@ -7,6 +7,7 @@ import tt_scheduler
 def test_public_names() -> None:
     assert sorted(tt_scheduler.__all__) == [
         "Admission",
+        "Choice",
         "CursorError",
         "Interleave",
         "Phase",
@@ -15,6 +16,7 @@ def test_public_names() -> None:
         "RowAccount",
         "RowError",
         "Standing",
+        "StepRecord",
         "TTSchedulerError",
         "Work",
     ]

@@ -2,11 +2,12 @@
 
 from tt_scheduler.cursor import Admission, Standing
 from tt_scheduler.errors import CursorError, RowError, TTSchedulerError
-from tt_scheduler.phases import Interleave, Phase, PhasePolicy, PrefillFirst, Work
+from tt_scheduler.phases import Choice, Interleave, Phase, PhasePolicy, PrefillFirst, StepRecord, Work
 from tt_scheduler.rows import RowAccount
 
 __all__ = [
     "Admission",
+    "Choice",
     "CursorError",
     "Interleave",
     "Phase",
@@ -15,6 +16,7 @@ __all__ = [
     "RowAccount",
     "RowError",
     "Standing",
+    "StepRecord",
     "TTSchedulerError",
     "Work",
 ]

@@ -1,7 +1,8 @@
 """Which phase runs next.
 
-A step on the device is prefill-only, decode-only or empty. A policy sees plain counts and answers with a
-phase; it holds whatever it must remember itself, and learns what really ran through ``ran``.
+A step on the device is prefill-only, decode-only or empty. A policy sees plain counts and times and answers
+with a choice; it holds whatever it must remember itself. It learns what really ran through ``ran``, and how
+long that took through ``measured``.
 """
 
 import enum
@@ -20,16 +21,19 @@ class Phase(enum.Enum):
 
 @attrs.frozen
 class Work:
-    """How many requests could run now, over all lanes. Policies only ask whether a count is zero, so a caller
-    may stop counting at one."""
+    """How many requests could run now, over all lanes, and how long they have waited."""
 
     decodes: int
     """Running requests whose next step is a decode."""
     chunks: int
     """Running requests whose prompt, or replay after a preemption, is partly computed."""
     admissible: int
-    """Waiting requests that nothing but memory keeps from starting; one that waits for its grammar does not
-    count."""
+    """Waiting requests that nothing but memory keeps from starting: one that waits for its grammar or for a
+    row does not count. A caller may stop counting at one; ``BoundedGap`` then foresees one new row a step."""
+    gap_s: float = 0.0
+    """Longest time since a running decode got its last token, in seconds; 0 without decodes."""
+    waited_s: float = 0.0
+    """Longest time that a waiting request has waited, in seconds; 0 if none waits."""
 
     @property
     def prefills(self) -> int:
@@ -37,17 +41,45 @@ class Work:
         return self.chunks + self.admissible
 
 
+@attrs.frozen
+class Choice:
+    """What a policy wants of the next step."""
+
+    phase: Phase
+    prefill_tokens: int | None = None
+    """Most tokens that a prefill step may compute, over all lanes; None: the policy sets no limit."""
+
+
+@attrs.frozen
+class StepRecord:
+    """What a step computed, over all lanes."""
+
+    phase: Phase
+    prefill_tokens: int = 0
+    """Tokens of prompts and replays."""
+    decode_rows: int = 0
+    """Requests that each got one token."""
+
+
 class PhasePolicy(Protocol):
     """Chooses the phase of each step."""
 
-    def choose(self, work: Work) -> Phase:
-        """The phase to try. PREFILL only if ``work.prefills``, DECODE only if ``work.decodes``."""
+    def choose(self, work: Work) -> Choice:
+        """What to try. PREFILL only if ``work.prefills``, DECODE only if ``work.decodes``."""
         ...
 
-    def ran(self, phase: Phase, work: Work) -> None:
-        """Learn which phase ran in the end: a prefill that could place nothing becomes a decode.
+    def ran(self, step: StepRecord, work: Work) -> None:
+        """Learn what was scheduled in the end: a prefill that could place nothing becomes a decode.
 
         ``work`` is what ``choose`` was asked about. Empty steps are not told.
+        """
+        ...
+
+    def measured(self, step: StepRecord, seconds: float) -> None:
+        """Learn how long ``step`` took: from its start, or the end of the step before it if that is later, to
+        its end.
+
+        Told in the order in which steps ran, perhaps after later ones were chosen, perhaps never.
         """
         ...
 
@@ -56,13 +88,14 @@ class PhasePolicy(Protocol):
 class PrefillFirst:
     """Prefill whenever there is something to prefill. Best time to first token, unbounded decode gaps."""
 
-    def choose(self, work: Work) -> Phase:
-        if work.prefills:
-            return Phase.PREFILL
-        return Phase.DECODE if work.decodes else Phase.EMPTY
+    def choose(self, work: Work) -> Choice:
+        return Choice(Phase.PREFILL) if work.prefills else without_prefill(work)
 
-    def ran(self, phase: Phase, work: Work) -> None:
+    def ran(self, step: StepRecord, work: Work) -> None:
         """Nothing to remember."""
+
+    def measured(self, step: StepRecord, seconds: float) -> None:
+        """Nothing to learn."""
 
 
 @attrs.define
@@ -79,21 +112,27 @@ class Interleave:
     _prefills_since_decode: int = attrs.field(default=0, init=False)
     _decodes_owed: int = attrs.field(default=0, init=False)
 
-    def choose(self, work: Work) -> Phase:
-        if not work.prefills:
-            return Phase.DECODE if work.decodes else Phase.EMPTY
-        if work.decodes and self._decodes_owed:
-            return Phase.DECODE
-        return Phase.PREFILL
+    def choose(self, work: Work) -> Choice:
+        if not work.prefills or (work.decodes and self._decodes_owed):
+            return without_prefill(work)
+        return Choice(Phase.PREFILL)
 
-    def ran(self, phase: Phase, work: Work) -> None:
+    def ran(self, step: StepRecord, work: Work) -> None:
         if not work.decodes:
             self._prefills_since_decode = self._decodes_owed = 0
-        elif phase is Phase.PREFILL:
+        elif step.phase is Phase.PREFILL:
             self._prefills_since_decode += 1
             if self._prefills_since_decode >= self.prefill_steps:
                 self._prefills_since_decode, self._decodes_owed = 0, self.decode_steps
-        elif phase is Phase.DECODE:
+        elif step.phase is Phase.DECODE:
             self._prefills_since_decode = 0
             if work.prefills and self._decodes_owed:
                 self._decodes_owed -= 1
+
+    def measured(self, step: StepRecord, seconds: float) -> None:
+        """Nothing to learn: only steps are counted."""
+
+
+def without_prefill(work: Work) -> Choice:
+    """A decode if any is due, else nothing."""
+    return Choice(Phase.DECODE if work.decodes else Phase.EMPTY)
