@@ -26,7 +26,7 @@ OnHost = Tensor | tuple[Tensor, Tensor]
 
 
 class LlamaForCausalLM:
-    """One model on one mesh. The plugin makes it with `initialize_vllm_model` and calls its methods in turn."""
+    """One model on one mesh; the plugin makes it with `initialize_vllm_model`."""
 
     model_capabilities: ClassVar[dict[str, Any]] = {
         "supports_prefix_caching": True,
