@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaForCausalLM
-from tt_sampling import RowParams, TTSamplingParams, pack
-from tt_sampling.reference import sample
+from tt_sampling import RowParams, TTSamplingParams, pack, sample
 
 from .torch_llama_driver import Driver, make_checkpoint, reference
 

@@ -15,8 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from transformers import LlamaForCausalLM
-from tt_sampling import RowParams, pack
-from tt_sampling.reference import sample
+from tt_sampling import RowParams, pack, sample
 
 from .torch_llama_driver import BLOCK_SIZE, VOCAB, WIDTH, Driver, make_checkpoint, reference
 

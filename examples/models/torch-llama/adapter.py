@@ -15,8 +15,7 @@ import torch
 from model import LayerCache, PagedLlama
 from resident import Event, Output, Resident
 from torch import Tensor
-from tt_sampling import TTSamplingParams
-from tt_sampling.reference import sample
+from tt_sampling import TTSamplingParams, sample
 
 TYPES = {None: torch.float32, "accuracy": torch.float32, "performance": torch.bfloat16}
 POOL_TOKENS = 32_768
