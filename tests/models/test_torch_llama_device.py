@@ -93,6 +93,12 @@ def test_reload_inputs_takes_what_the_host_says(driver: Driver, model: LlamaForC
     assert ids[:3].tolist() == [-1, -1, -1]
 
 
+def test_resetting_the_sampling_state_takes_the_inputs_too(driver: Driver, model: LlamaForCausalLM) -> None:
+    driver.decode(first_inputs(), EVERYTHING, sampling_params=GREEDY)
+    ids = driver.decode({3: (20, 7)}, "params state", sampling_params=GREEDY)
+    assert ids.tolist() == [-1, -1, -1, *greedy(model, [*PROMPTS[3], 20], 1)]
+
+
 def test_sampling_parameters_change_only_when_commanded(driver: Driver, model: LlamaForCausalLM) -> None:
     ids = driver.decode(first_inputs(), EVERYTHING, sampling_params=GREEDY)
     expected = int(ids[0])
