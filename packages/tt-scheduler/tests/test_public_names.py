@@ -7,9 +7,12 @@ import tt_scheduler
 def test_public_names() -> None:
     assert sorted(tt_scheduler.__all__) == [
         "Admission",
+        "BoundedGap",
         "Choice",
         "CursorError",
         "Interleave",
+        "LaneLoad",
+        "Line",
         "Phase",
         "PhasePolicy",
         "PrefillFirst",
@@ -19,6 +22,9 @@ def test_public_names() -> None:
         "StepRecord",
         "TTSchedulerError",
         "Work",
+        "choose_lane",
+        "pack",
+        "padded",
     ]
     assert all(hasattr(tt_scheduler, name) for name in tt_scheduler.__all__)
 

@@ -1,15 +1,25 @@
-"""Phase-pure scheduling: which phase runs next, where a request stands, and which row it holds."""
+"""Phase-pure scheduling: which phase runs next, where a request stands, which lane and row it holds.
 
+The simulator is ``tt_scheduler.sim``.
+"""
+
+from tt_scheduler.bounded_gap import BoundedGap
+from tt_scheduler.chunks import pack, padded
 from tt_scheduler.cursor import Admission, Standing
 from tt_scheduler.errors import CursorError, RowError, TTSchedulerError
+from tt_scheduler.lanes import LaneLoad, choose_lane
 from tt_scheduler.phases import Choice, Interleave, Phase, PhasePolicy, PrefillFirst, StepRecord, Work
 from tt_scheduler.rows import RowAccount
+from tt_scheduler.step_costs import Line
 
 __all__ = [
     "Admission",
+    "BoundedGap",
     "Choice",
     "CursorError",
     "Interleave",
+    "LaneLoad",
+    "Line",
     "Phase",
     "PhasePolicy",
     "PrefillFirst",
@@ -19,4 +29,7 @@ __all__ = [
     "StepRecord",
     "TTSchedulerError",
     "Work",
+    "choose_lane",
+    "pack",
+    "padded",
 ]

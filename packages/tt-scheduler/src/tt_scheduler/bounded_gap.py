@@ -1,0 +1,120 @@
+"""A phase policy that bounds how long running requests wait for their next token."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+import attrs
+
+from tt_scheduler.phases import Choice, Phase, StepRecord, Work, without_prefill
+from tt_scheduler.step_costs import LearnedCost, Line
+
+PREFILL_PRIOR = Line(0.05, 0.0004)
+DECODE_PRIOR = Line(0.06, 0.0003)
+IN_FLIGHT = 2
+"""Steps that may run or wait for the device while the next one is chosen, as with vLLM's async scheduling."""
+
+
+@attrs.frozen
+class _Flight:
+    step: StepRecord
+    after: Phase
+    upper_s: float
+
+
+def _sizes(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sizes)
+
+
+@attrs.define
+class BoundedGap:
+    """Keep the gap between two tokens of every running request under ``target_s``; prefill in the rest.
+
+    While both sides wait, it prefills the largest chunk after which a decode still ends in time, and decodes
+    if there is none. So decodes are as rare as the target allows. Where not even the smallest chunk and one
+    decode fit into the target, it alternates the two, counts such chunks in ``over_target``, and takes the
+    next larger size each time that the oldest waiting request has waited ``patience_s`` more.
+
+    The line of a chunk's seconds by tokens and that of a decode's by rows start from the priors and follow
+    what is measured. A step that changes the phase is learned apart, for a change may cost something itself.
+
+    ``chunk_sizes`` are the tokens that the model was warmed up for, ascending. Raises ``ValueError`` if they
+    are not, or if a time is not above 0.
+    """
+
+    target_s: float = attrs.field(validator=attrs.validators.gt(0))
+    chunk_sizes: tuple[int, ...] = attrs.field(converter=_sizes)
+    prefill_prior: Line = PREFILL_PRIOR
+    decode_prior: Line = DECODE_PRIOR
+    patience_s: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
+    over_target: int = attrs.field(default=0, init=False)
+    """Chunks that ran although no chunk could keep the target."""
+    _first_chunk: LearnedCost = attrs.field(init=False)
+    _next_chunk: LearnedCost = attrs.field(init=False)
+    _decode: LearnedCost = attrs.field(init=False)
+    _in_flight: deque[_Flight] = attrs.field(factory=lambda: deque(maxlen=IN_FLIGHT), init=False)
+    _last: Phase = attrs.field(default=Phase.EMPTY, init=False)
+    _forced: bool = attrs.field(default=False, init=False)
+
+    @chunk_sizes.validator
+    def _ascending(self, _: object, sizes: tuple[int, ...]) -> None:
+        if not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"chunk_sizes is {sizes}, expected one or more ascending numbers of tokens")
+
+    def __attrs_post_init__(self) -> None:
+        self._first_chunk = LearnedCost(self.prefill_prior)
+        self._next_chunk = LearnedCost(self.prefill_prior)
+        self._decode = LearnedCost(self.decode_prior)
+
+    def choose(self, work: Work) -> Choice:
+        self._forced = False
+        if not work.prefills:
+            return without_prefill(work)
+        if not work.decodes:
+            return Choice(Phase.PREFILL, self.chunk_sizes[-1])
+        size = self._fitting(work)
+        if size is None and self._last is not Phase.DECODE:
+            return Choice(Phase.DECODE)
+        self._forced = size is None
+        return Choice(Phase.PREFILL, size or self._aged(work.waited_s))
+
+    def ran(self, step: StepRecord, work: Work) -> None:
+        upper_s = self._chunk_s(step.prefill_tokens) if step.phase is Phase.PREFILL else 0.0
+        self._in_flight.append(_Flight(step, self._last, upper_s))
+        self.over_target += self._forced and step.phase is Phase.PREFILL
+        self._last = step.phase
+
+    def measured(self, step: StepRecord, seconds: float) -> None:
+        """Learn from a step that ``ran`` told of; any other is passed over."""
+        if not any(flight.step == step for flight in self._in_flight):
+            return
+        while (flight := self._in_flight.popleft()).step != step:
+            pass
+        if step.phase is Phase.DECODE:
+            if flight.after is Phase.PREFILL:
+                self._decode.learn(step.decode_rows, seconds)
+        elif flight.after is Phase.PREFILL:
+            self._next_chunk.learn(step.prefill_tokens, seconds)
+        else:
+            self._first_chunk.learn(step.prefill_tokens, seconds)
+
+    def _fitting(self, work: Work) -> int | None:
+        """The largest size after which a decode still ends within the target."""
+        slack_s = self.target_s - self._gap_s(work) - self._decode.upper_s(work.decodes + work.prefills)
+        return next((size for size in reversed(self.chunk_sizes) if self._chunk_s(size) <= slack_s), None)
+
+    def _gap_s(self, work: Work) -> float:
+        """The longest gap when the next step starts: steps in flight lengthen it, or end it."""
+        gap_s = work.gap_s
+        for flight in self._in_flight:
+            gap_s = 0.0 if flight.step.phase is Phase.DECODE else gap_s + flight.upper_s
+        return gap_s
+
+    def _chunk_s(self, tokens: int) -> float:
+        costs = (self._first_chunk, self._next_chunk)
+        own, other = costs[::-1] if self._last is Phase.PREFILL else costs
+        return (own or other).upper_s(tokens)
+
+    def _aged(self, waited_s: float) -> int:
+        steps_up = math.floor(waited_s / self.patience_s)
+        return self.chunk_sizes[min(steps_up, len(self.chunk_sizes) - 1)]

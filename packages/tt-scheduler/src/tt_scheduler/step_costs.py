@@ -1,0 +1,97 @@
+"""What a step of one kind takes by its size, learned from measured steps."""
+
+import statistics
+from collections import deque
+from itertools import combinations
+
+import attrs
+
+WINDOW = 32
+"""Newest steps that count. After a lasting change of the device, half as many teach the new times."""
+UPPER_QUANTILE = 0.9
+"""Share of the measured steps that stay within the upper estimate; what lies beyond counts as an accident."""
+
+
+@attrs.frozen
+class Line:
+    """Seconds of a step: ``fixed_s`` and ``unit_s`` for each of its tokens or rows.
+
+    Raises ``ValueError`` if either is negative or both are 0.
+    """
+
+    fixed_s: float = attrs.field(validator=attrs.validators.ge(0))
+    unit_s: float = attrs.field(validator=attrs.validators.ge(0))
+
+    def __attrs_post_init__(self) -> None:
+        if self.fixed_s == self.unit_s == 0:
+            raise ValueError(f"{self} says that steps take no time; give one of the two a positive value")
+
+    def seconds(self, size: int) -> float:
+        return self.fixed_s + self.unit_s * size
+
+    def times(self, factor: float) -> "Line":
+        return Line(self.fixed_s * factor, self.unit_s * factor)
+
+
+@attrs.define
+class LearnedCost:
+    """A prior line that moves to what is measured.
+
+    While sizes differ too little to tell a slope, the line keeps its shape and is scaled to the median
+    measured step. Otherwise it is Theil and Sen's: the median slope over all pairs of steps. Neither follows
+    a few wild steps, such as a program compiled on first use.
+    """
+
+    _line: Line
+    _steps: deque[tuple[int, float]] = attrs.field(factory=lambda: deque(maxlen=WINDOW), init=False)
+    _ratios: list[tuple[int, float]] | None = attrs.field(default=None, init=False)
+
+    def __bool__(self) -> bool:
+        """Whether anything has been learned."""
+        return bool(self._steps)
+
+    def learn(self, size: int, seconds: float) -> None:
+        """Take in one measured step. One of size 0 or without duration teaches nothing."""
+        if size > 0 and seconds > 0:
+            self._steps.append((size, seconds))
+            self._ratios = None
+
+    def expected_s(self, size: int) -> float:
+        """Seconds of a middling step."""
+        self._refit()
+        return self._line.seconds(size)
+
+    def upper_s(self, size: int) -> float:
+        """Seconds that most steps stay within, by how far steps of about this size strayed from the line."""
+        ratios = self._refit()
+        near = [ratio for other, ratio in ratios if other <= 2 * size and size <= 2 * other]
+        if len(near) < 4:
+            near = [ratio for _, ratio in ratios] or [1.0]
+        near.sort()
+        return self._line.seconds(size) * max(1.0, near[int(UPPER_QUANTILE * (len(near) - 1))])
+
+    def _refit(self) -> list[tuple[int, float]]:
+        """Move the line if steps came since; the ratio of each step to it, with the step's size."""
+        if self._ratios is None:
+            if self._steps:
+                self._line = _theil_sen(list(self._steps)) or self._scaled()
+            self._ratios = [(size, seconds / self._line.seconds(size)) for size, seconds in self._steps]
+        return self._ratios
+
+    def _scaled(self) -> Line:
+        return self._line.times(
+            statistics.median_low(seconds / self._line.seconds(size) for size, seconds in self._steps)
+        )
+
+
+def _theil_sen(steps: list[tuple[int, float]]) -> Line | None:
+    """The median line through steps; None if they are few or much alike in size."""
+    sizes = [size for size, _ in steps]
+    if len(steps) < 8 or max(sizes) < 2 * min(sizes):
+        return None
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(steps, 2) if a[0] != b[0]]
+    slope = max(0.0, statistics.median(slopes))
+    fixed = statistics.median(seconds - slope * size for size, seconds in steps)
+    if fixed < 0:
+        return Line(0.0, statistics.median(seconds / size for size, seconds in steps))
+    return Line(fixed, slope)
