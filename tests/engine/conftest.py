@@ -1,0 +1,205 @@
+"""Real engines in this process, kept while tests of the same configuration follow each other.
+
+vLLM reads its environment when an engine is built, and keeps what it read. Each engine is therefore built
+under the environment that it needs, and the process gets its own back at once.
+"""
+
+import gc
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prepare_smollm2 import prepare
+from transformers import LlamaConfig, LlamaForCausalLM
+from tt_registry import Registry
+from vllm import LLM, ModelRegistry, envs
+from vllm_tt_plugin import entrypoints
+
+from .watch import PlanWatch
+
+HERE = Path(__file__).parent
+KEPT_ENGINES = 5
+PROBES = ("PagedProbe", "UndeclaredProbe", "ResetBatchProbe")
+PROBE_VOCAB = 61
+PROBE_LAYERS = 1
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+Engines = Callable[..., LLM]
+
+
+class EngineShelf:
+    """Builds engines, and keeps the few that were used last."""
+
+    def __init__(self, bundles: Path) -> None:
+        self._bundles = bundles
+        self._kept: OrderedDict[str, LLM] = OrderedDict()
+
+    def __call__(self, model: Path, v2_wire_form: bool = False, **settings: Any) -> LLM:
+        """The engine of these settings of vLLM's `LLM`, at rest and with an empty prefix cache."""
+        key = json.dumps([str(model), v2_wire_form, settings], sort_keys=True, default=repr)
+        if key not in self._kept:
+            self._kept[key] = self._build(model, v2_wire_form, settings)
+            while len(self._kept) > KEPT_ENGINES:
+                close(self._kept.popitem(last=False)[1])
+        self._kept.move_to_end(key)
+        engine = self._kept[key]
+        assert not engine.llm_engine.has_unfinished_requests(), "a test left requests behind"
+        engine.reset_prefix_cache()
+        return engine
+
+    def _build(self, model: Path, v2_wire_form: bool, settings: dict[str, Any]) -> LLM:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MESH_DEVICE", "host")
+            patch.setenv("EXTRA_MODELS_DIR", str(self._bundles))
+            patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+            patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(v2_wire_form)))
+            envs.disable_envs_cache()
+            entrypoints.register()
+            inspect_here(self._bundles)
+            try:
+                return LLM(str(model), **settings)
+            finally:
+                envs.disable_envs_cache()
+
+    def close(self) -> None:
+        while self._kept:
+            close(self._kept.popitem()[1])
+
+
+def inspect_here(bundles: Path) -> None:
+    """Give vLLM the probes as classes. By name, it would start a process for each one to look at it."""
+    registry = Registry.from_environ({"EXTRA_MODELS_DIR": str(bundles)})
+    for name in PROBES:
+        architecture = f"{name}ForCausalLM"
+        ModelRegistry.register_model(architecture, registry.resolve(architecture).load())
+
+
+def close(engine: LLM) -> None:
+    engine.llm_engine.engine_core.shutdown()
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for EXTRA_MODELS_DIR: the reference bundle, and one for each probe."""
+    folder = tmp_path_factory.mktemp("bundles")
+    (folder / "torch-llama").symlink_to(HERE.parents[1] / "examples/models/torch-llama")
+    for name in PROBES:
+        (folder / name).mkdir()
+        (folder / name / "adapter.py").symlink_to(HERE / "bundles/probe/adapter.py")
+        metadata = {"arch": f"{name}ForCausalLM", "main_class": f"adapter:{name}"}
+        (folder / name / "vllm_metadata.json").write_text(json.dumps(metadata))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shelf(bundles: Path) -> Iterator[EngineShelf]:
+    shelf = EngineShelf(bundles)
+    yield shelf
+    shelf.close()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The directory of SmolLM2-135M-Instruct."""
+    return prepare()
+
+
+@pytest.fixture(scope="session")
+def smollm2_engine(shelf: EngineShelf, smollm2: Path) -> Engines:
+    def build(**settings: Any) -> LLM:
+        return shelf(smollm2, **{"max_model_len": 512, "max_num_seqs": 8} | settings)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
+    """A random Llama of two small layers, with the tokenizer of SmolLM2."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1_024,
+        initializer_range=0.5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    for name in TOKENIZER_FILES:
+        if (smollm2 / name).is_file():
+            (folder / name).write_bytes((smollm2 / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(shelf: EngineShelf, tiny: Path) -> Engines:
+    def build(**settings: Any) -> LLM:
+        return shelf(tiny, **{"max_model_len": 256, "max_num_seqs": 8} | settings)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def probe_engine(shelf: EngineShelf, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Builds engines of a probe, without a tokenizer."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(probe: str) -> Path:
+        if probe not in folders:
+            folders[probe] = tmp_path_factory.mktemp(probe)
+            config = LlamaConfig(
+                architectures=[f"{probe}ForCausalLM"],
+                vocab_size=PROBE_VOCAB,
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=PROBE_LAYERS,
+                num_attention_heads=1,
+                num_key_value_heads=1,
+                max_position_embeddings=256,
+                eos_token_id=None,
+                bos_token_id=None,
+            )
+            config.save_pretrained(folders[probe])
+        return folders[probe]
+
+    def build(probe: str = "PagedProbe", **settings: Any) -> LLM:
+        plain = {"max_model_len": 128, "max_num_seqs": 4, "block_size": 4, "skip_tokenizer_init": True}
+        return shelf(folder_of(probe), **plain | settings)
+
+    return build
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], PlanWatch]:
+    """Looks at every step plan of an engine until the test ends."""
+
+    def start(engine: LLM) -> PlanWatch:
+        watching = PlanWatch()
+        scheduler = core_of(engine).scheduler
+        schedule = scheduler.schedule
+
+        def watched(*args: Any) -> Any:
+            plan = schedule(*args)
+            watching.see(plan)
+            return plan
+
+        monkeypatch.setattr(scheduler, "schedule", watched)
+        return watching
+
+    return start
+
+
+def core_of(engine: LLM) -> Any:
+    """vLLM's engine core, which an engine in this process holds behind its client."""
+    return engine.llm_engine.engine_core.engine_core

@@ -1,0 +1,151 @@
+"""Greedy tokens of the engine are those of transformers, one by one, in float32.
+
+Two float32 implementations may differ in the last bits of a logit. Where the reference's two best logits lie
+closer than NARROW, either token is right; such places are counted and reported, and the rest of that request,
+which then continues another text, is not compared.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+from vllm import LLM, SamplingParams
+
+from .conftest import Engines
+from .watch import PlanWatch
+
+LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 47, 64, 65, 100, 129, 200, 256, 300)
+NEW_TOKENS = 64
+NARROW = 1e-4
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+TEXT = """
+The lighthouse keeper wrote a letter each evening, though no ship had called for a month. He told of the wind,
+of 3 gulls that nested below the lamp, and of the price of oil: 42 shillings for a barrel! "What use is a light,"
+he asked, "if nobody sails?" In the morning he climbed 117 steps, wound the clockwork, and wiped the salt from the
+glass. def area(r): return 3.14159 * r ** 2  # he was fond of sums. On Sundays he read aloud from a book about
+volcanoes, islands and the first steam engines, until the fire went out. Then, one night in November, a lantern
+answered from the sea: long, short, short, long. He counted twice, put on his coat and went down to the boat,
+which had lain upside down since spring. The rope was stiff with frost; the oars were where he had left them.
+Chapter 2. Zwei Fischer, un enfant et trois chiens were aboard, and none of them spoke a word he knew. They ate
+bread and soup without a sound, they slept beside the stove, and when the sun came up the dogs were gone.
+Item A: kettle, tin, 1.5 litres. Item B: two blankets (wool). Item C: a compass that points south on Tuesdays.
+The keeper put them in a row, wrote down what each had cost, and asked the eldest fisherman to sign.
+"""
+
+Build = Callable[[], LLM]
+
+
+@attrs.frozen
+class Reference:
+    """What transformers generates alone, and how far apart its two best logits lie for each token."""
+
+    prompt: list[int]
+    tokens: list[int]
+    margins: list[float]
+
+    def compare(self, tokens: Sequence[int]) -> bool:
+        """True if all tokens are equal, False if they part at a narrow place; fails elsewhere."""
+        assert len(tokens) == NEW_TOKENS
+        place = next((i for i, (a, b) in enumerate(zip(tokens, self.tokens, strict=True)) if a != b), None)
+        if place is None:
+            return True
+        assert self.margins[place] < NARROW, (
+            f"prompt of {len(self.prompt)}: token {place} is {tokens[place]}, not {self.tokens[place]},"
+            f" which leads by {self.margins[place]:.2g}"
+        )
+        return False
+
+
+@pytest.fixture(scope="module")
+def references(smollm2: Path) -> list[Reference]:
+    text = AutoTokenizer.from_pretrained(smollm2).encode(TEXT.strip())
+    assert len(text) >= max(LENGTHS) + len(LENGTHS), "the text is too short for its prompts"
+    model = LlamaForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    # No two prompts begin alike, or the prefix cache would save what is to be computed.
+    return [generate(model, text[index : index + length]) for index, length in enumerate(LENGTHS)]
+
+
+def generate(model: LlamaForCausalLM, prompt: list[int]) -> Reference:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    best = torch.cat(out.logits).topk(2).values
+    return Reference(prompt, out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+
+
+@pytest.fixture
+def agree(
+    references: list[Reference], record_property: Callable[[str, object], None]
+) -> Callable[[list[list[int]]], None]:
+    def check(outputs: list[list[int]]) -> None:
+        equal = [reference.compare(tokens) for reference, tokens in zip(references, outputs, strict=True)]
+        record_property("narrow places", equal.count(False))
+        print(f"{equal.count(True)} of {len(equal)} equal to the end, {equal.count(False)} part at a narrow place")
+
+    return check
+
+
+def run(engine: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_there_are_enough_prompts(references: list[Reference]) -> None:
+    lengths = [len(reference.prompt) for reference in references]
+    assert len(lengths) >= 20
+    assert (min(lengths), max(lengths)) == (1, 300)
+
+
+def test_alone(references: list[Reference], smollm2_engine: Engines, agree: Callable[..., None]) -> None:
+    engine = smollm2_engine()
+    agree([run(engine, [reference.prompt])[0] for reference in references])
+
+
+def test_eight_at_once(
+    references: list[Reference],
+    smollm2_engine: Engines,
+    agree: Callable[..., None],
+    watch: Callable[[LLM], PlanWatch],
+) -> None:
+    engine = smollm2_engine()
+    watching = watch(engine)
+    agree(run(engine, [reference.prompt for reference in references]))
+    assert max(len(plan.num_scheduled_tokens) for plan in watching.plans) == 8
+
+
+def test_with_preemption(
+    references: list[Reference],
+    smollm2_engine: Engines,
+    agree: Callable[..., None],
+    watch: Callable[[LLM], PlanWatch],
+) -> None:
+    engine = smollm2_engine(num_gpu_blocks_override=33)  # 512 tokens for what eight requests want
+    watching = watch(engine)
+    agree(run(engine, [reference.prompt for reference in references]))
+    print(f"{watching.preemptions} preemptions")
+    assert watching.preemptions >= 3
+
+
+@pytest.mark.parametrize("size", [24, 50, 128])
+def test_chunked_prefill(
+    size: int,
+    references: list[Reference],
+    smollm2_engine: Engines,
+    agree: Callable[..., None],
+    watch: Callable[[LLM], PlanWatch],
+) -> None:
+    engine = smollm2_engine(max_num_batched_tokens=size, max_num_seqs=len(LENGTHS))
+    watching = watch(engine)
+    agree(run(engine, [reference.prompt for reference in references]))
+    assert max(plan.total_num_scheduled_tokens for plan in watching.plans) == size
