@@ -1,0 +1,78 @@
+import pytest
+from vllm_tt_plugin.errors import ConfigurationError
+from vllm_tt_plugin.mesh import HostMesh, MeshSpec
+
+PRESETS = {
+    (1, 1): ("N150", "P100", "P150"),
+    (1, 2): ("N300", "P300", "P150x2"),
+    (1, 4): ("N150x4", "P150x4", "P300x2"),
+    (1, 8): ("T3K", "P150x8"),
+    (8, 4): ("TG", "BH-Galaxy"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, shape) for shape, names in PRESETS.items() for name in names]
+)
+def test_products(name: str, shape: tuple[int, int]) -> None:
+    assert MeshSpec.parse(name) == MeshSpec.parse(f"  {name} ") == MeshSpec(on_host=False, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("value", "on_host", "shape"),
+    [
+        (None, False, None),
+        ("", False, None),
+        ("  ", False, None),
+        ("(4,8)", False, (4, 8)),
+        ("( 2 , 16 )", False, (2, 16)),
+        ("host", True, (1, 1)),
+        ("host:8x4", True, (8, 4)),
+        ("host:1x32", True, (1, 32)),
+    ],
+)
+def test_shapes_and_the_host_mesh(value: str | None, on_host: bool, shape: tuple[int, int] | None) -> None:
+    assert MeshSpec.parse(value) == MeshSpec(on_host, shape)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "N151",
+        "t3k",
+        "4x8",
+        "(4,8",
+        "(4)",
+        "(0,8)",
+        "(-1,8)",
+        "(4,8,1)",
+        "host:",
+        "host:0x1",
+        "host:8",
+        "Host",
+    ],
+)
+def test_other_values_name_every_form(value: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        MeshSpec.parse(value)
+    message = str(caught.value)
+    assert repr(value) in message
+    for form in ("'(4,8)'", "'host:8x4'", *(name for names in PRESETS.values() for name in names)):
+        assert form in message
+
+
+class Event:
+    happened = False
+
+    def synchronize(self) -> None:
+        self.happened = True
+
+
+def test_a_host_mesh_stands_in_for_a_device() -> None:
+    mesh = HostMesh.open((8, 4))
+    assert (mesh.shape, mesh.device.shape, mesh.device.get_num_devices()) == ((8, 4), (8, 4), 32)
+    event = Event()
+    mesh.wait_for(event)
+    assert event.happened
+    mesh.close()
+    mesh.close()

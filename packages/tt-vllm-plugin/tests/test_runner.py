@@ -1,0 +1,208 @@
+"""The runner on a model whose next token is a hash of its whole context, driven by hand-written plans.
+
+Whatever arrives, ends, is cut into chunks or preempted, every request must get the tokens of that hash. The
+model reads contexts back through page tables, keeps its inputs on the device as the reload commands allow,
+and gives NaN for rows that hold nobody.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tt_registry import Capabilities
+from tt_scheduler import Phase
+from vllm.sampling_params import SamplingParams
+from vllm_tt_plugin.adapter import Adapter
+from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.device_sampling import DeviceSampler
+from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.host_sampling import HostSampler
+from vllm_tt_plugin.kv_cache import KVCacheShape
+from vllm_tt_plugin.mesh import HostMesh
+from vllm_tt_plugin.requests import RequestTable
+from vllm_tt_plugin.runner import TTRunner
+
+from .plans import BLOCK, Planner, Told, greedy
+from .strict_adapters import HostSampled, Language, Version0, Version1, next_token
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+ROWS, NUM_BLOCKS = 4, 90
+
+
+class _Blocks:
+    num_blocks = NUM_BLOCKS
+
+
+class Rig:
+    """A planner on one side, a runner with its adapter on the other."""
+
+    def __init__(self, vllm_config: "VllmConfig", cls: type[Language], v2: bool, **tt: Any) -> None:
+        config = TTConfig.parse(tt)
+        capabilities = Capabilities.from_class(cls)
+        self.planner = Planner(ROWS, NUM_BLOCKS, v2)
+        adapter = Adapter(cls(), capabilities, HostMesh.open((1, 1)), config, max_rows=ROWS)
+        shape = KVCacheShape.of(vllm_config, num_devices=1, lanes=1)
+        adapter.allocate(shape, _Blocks, page_table_width=20)  # type: ignore[arg-type]
+        adapter.decode_sizes = (1, 2)
+        self.model: Any = adapter.model
+        device = DeviceSampler.of(config, capabilities)
+        self.runner = TTRunner(adapter, RequestTable(ROWS), HostSampler(vllm_config), device)
+
+    def step(self, phase: Phase, work: list[tuple[Told, int]]) -> dict[str, list[int]]:
+        """Run a step, check its tokens against the hash, and note them; tokens by request."""
+        output = self.runner.execute(self.planner.step(phase, work))
+        if output is None:
+            output = self.runner.sample(None)
+        got = {name: output.sampled_token_ids[index] for name, index in output.req_id_to_index.items()}
+        assert set(got) == {request.name for request, _ in work}
+        for request, _ in work:
+            expected = [] if request.missing else [next_token(request.tokens)]
+            assert got[request.name] == expected, f"{request.name} after {request.tokens}"
+            request.output += expected
+        return got
+
+
+ROUTES = {
+    "host": (HostSampled, {}),
+    "device, version 0": (Version0, {"sample_on_device_mode": "all"}),
+    "device, version 1": (Version1, {"sample_on_device_mode": "all"}),
+    "decode only, version 1": (Version1, {"sample_on_device_mode": "decode_only"}),
+    "no traces, version 1": (Version1, {"sample_on_device_mode": "all", "trace_mode": "none"}),
+    "asked for the host, version 0": (Version0, {}),
+    "asked for the host, version 1": (Version1, {}),
+}
+
+
+def machine(
+    vllm_config: "VllmConfig", cls: type[Language], tt: dict[str, Any]
+) -> type[RuleBasedStateMachine]:
+    class Streams(RuleBasedStateMachine):
+        @initialize(v2=st.booleans())
+        def start(self, v2: bool) -> None:
+            self.rig = Rig(vllm_config, cls, v2, **tt)
+            self.requests: list[Told] = []
+            self.arrived = 0
+
+        @rule(length=st.integers(1, 9), on_host=st.booleans())
+        def arrive(self, length: int, on_host: bool) -> None:
+            """A bias on no token that the hash gives changes nothing but the route."""
+            if len(self.requests) < 6:
+                self.arrived += 1
+                prompt = [(self.arrived * 7 + i) % 60 for i in range(length)]
+                self.requests.append(Told(f"r{self.arrived}", prompt, biased() if on_host else greedy()))
+
+        @rule(data=st.data())
+        def prefill(self, data: st.DataObject) -> None:
+            waiting = [r for r in self.requests if r.row is None][: ROWS - len(self.rig.planner.rows.owned)]
+            chunked = [r for r in self.requests if r.row is not None and r.missing > 1]
+            if not waiting + chunked:
+                return
+            chosen = data.draw(st.lists(st.sampled_from(waiting + chunked), unique=True, min_size=1))
+            self.rig.step(Phase.PREFILL, [(r, data.draw(st.integers(1, r.missing))) for r in chosen])
+
+        @rule(steps=st.integers(1, 6))
+        def decode(self, steps: int) -> None:
+            for _ in range(steps):
+                decoding = [r for r in self.requests if r.output and r.row is not None and r.missing == 1]
+                if decoding and all(len(r.tokens) < 70 for r in decoding):
+                    self.rig.step(Phase.DECODE, [(r, 1) for r in decoding])
+
+        @precondition(lambda self: self.rig.planner.rows.owned)
+        @rule(data=st.data())
+        def preempt(self, data: st.DataObject) -> None:
+            held = [r for r in self.requests if r.row is not None]
+            for request in data.draw(st.lists(st.sampled_from(held), unique=True, min_size=1)):
+                self.rig.planner.preempt(request)
+
+        @precondition(lambda self: self.requests)
+        @rule(data=st.data())
+        def finish(self, data: st.DataObject) -> None:
+            request = data.draw(st.sampled_from(self.requests))
+            self.requests.remove(request)
+            self.rig.planner.finish(request)
+
+        @rule()
+        def idle(self) -> None:
+            self.rig.step(Phase.EMPTY, [])
+
+    return Streams
+
+
+def biased() -> SamplingParams:
+    return greedy(logit_bias={0: -1e-6})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_stream_is_that_of_its_context(vllm_config: "VllmConfig", route: str) -> None:
+    cls, tt = ROUTES[route]
+    case = machine(vllm_config, cls, tt).TestCase
+    case.settings = settings(max_examples=15, stateful_step_count=25, deadline=None, print_blob=True)
+    case().runTest()
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["V1", "V2"])
+def test_all_preempted_at_once_and_resumed_in_the_same_order(vllm_config: "VllmConfig", v2: bool) -> None:
+    """As a reset of the prefix cache does: the next decode names the same requests, at new positions."""
+    rig = Rig(vllm_config, Version1, v2, sample_on_device_mode="all")
+    requests = [Told("a", [1, 2, 3], greedy()), Told("b", [4, 5], greedy())]
+    rig.step(Phase.PREFILL, [(r, r.missing) for r in requests])
+    rig.step(Phase.DECODE, [(r, 1) for r in requests])
+    for request in requests:
+        rig.planner.preempt(request)
+    rig.step(Phase.PREFILL, [(r, r.missing) for r in requests])
+    for _ in range(2 * BLOCK):
+        rig.step(Phase.DECODE, [(r, 1) for r in requests])
+
+
+def test_a_steady_decode_reloads_only_pages(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, Version1, False, sample_on_device_mode="all")
+    request = Told("a", [1, 2, 3], greedy())
+    rig.step(Phase.PREFILL, [(request, 3)])
+    for _ in range(6):
+        rig.step(Phase.DECODE, [(request, 1)])
+    decodes = [kwargs for name, _, kwargs in rig.model.calls if name == "decode_forward"]
+    assert [d["reload_inputs"] for d in decodes] == [True] + 5 * [False]
+    assert [d["reload_page_table"] for d in decodes] == [False, True, False, False, False, True]
+    assert {len(d["tokens"]) for d in decodes} == {1}, "the smallest listed size"
+
+
+def test_logprobs_of_a_prefill_belong_to_the_requests_that_got_a_token(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, HostSampled, False)
+    chunked, whole = Told("a", [1, 2, 3], greedy()), Told("b", [4, 5], greedy(logprobs=2))
+    assert rig.runner.execute(rig.planner.step(Phase.PREFILL, [(chunked, 2), (whole, 2)])) is None
+    output = rig.runner.sample(None)
+    assert output.req_ids == ["b", "a"]
+    assert output.sampled_token_ids == [[next_token([4, 5])], []]
+    assert output.logprobs is not None
+    assert output.logprobs.logprob_token_ids.shape == (1, 3)
+    assert output.logprobs.logprob_token_ids[0, 0] == next_token([4, 5])
+
+
+def test_logprobs_of_a_decode_skip_free_rows(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, HostSampled, False)
+    gone, stays = Told("a", [1, 2, 3], greedy()), Told("b", [4, 5], greedy(logprobs=1))
+    rig.step(Phase.PREFILL, [(gone, 3), (stays, 2)])
+    rig.planner.finish(gone)
+    assert rig.runner.execute(rig.planner.step(Phase.DECODE, [(stays, 1)])) is None
+    output = rig.runner.sample(None)
+    assert output.req_ids == ["b"]
+    assert output.logprobs is not None
+    assert output.logprobs.logprob_token_ids[:, 0].tolist() == [next_token(stays.tokens)]
+
+
+def test_a_decode_in_a_prefill_step_is_refused(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, HostSampled, False)
+    request = Told("a", [1, 2], greedy())
+    rig.step(Phase.PREFILL, [(request, 2)])
+    with pytest.raises(StepError, match="'a' decodes, yet stands in a prefill step"):
+        rig.runner.execute(rig.planner.step(Phase.PREFILL, [(request, 1)]))
+
+
+def test_nothing_waits_to_be_sampled(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, HostSampled, False)
+    with pytest.raises(StepError, match="none waits"):
+        rig.runner.sample(None)
