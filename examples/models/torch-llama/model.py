@@ -215,7 +215,7 @@ def rope_frequencies(config: Any, max_seq_len: int) -> tuple[Tensor, float]:
         raise CheckpointError(f"{kind!r} RoPE needs max_model_len <= {limit} here, and it is {max_seq_len}")
     if kind not in ROPE_INIT_FUNCTIONS:
         raise CheckpointError(f"unknown rope_type {kind!r}; known: default, {', '.join(ROPE_INIT_FUNCTIONS)}")
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=max_seq_len)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     return frequencies, float(scale)
 
 
