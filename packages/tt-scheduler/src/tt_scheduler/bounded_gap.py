@@ -93,10 +93,10 @@ class BoundedGap:
         if step.phase is Phase.DECODE:
             if flight.after is Phase.PREFILL:
                 self._decode.learn(step.decode_rows, seconds)
-        elif flight.after is Phase.PREFILL:
-            self._next_chunk.learn(step.prefill_tokens, seconds)
-        else:
+        elif flight.after is Phase.DECODE:
             self._first_chunk.learn(step.prefill_tokens, seconds)
+        else:
+            self._next_chunk.learn(step.prefill_tokens, seconds)
 
     def _fitting(self, work: Work) -> int | None:
         """The largest size after which a decode still ends within the target."""
@@ -112,8 +112,8 @@ class BoundedGap:
 
     def _chunk_s(self, tokens: int) -> float:
         costs = (self._first_chunk, self._next_chunk)
-        own, other = costs[::-1] if self._last is Phase.PREFILL else costs
-        return (own or other).upper_s(tokens)
+        own, other = costs if self._last is Phase.DECODE else costs[::-1]
+        return own.upper_s(tokens) if own else max(own.upper_s(tokens), other.upper_s(tokens))
 
     def _aged(self, waited_s: float) -> int:
         steps_up = math.floor(waited_s / self.patience_s)

@@ -8,8 +8,8 @@ import attrs
 
 WINDOW = 32
 """Newest steps that count. After a lasting change of the device, half as many teach the new times."""
-UPPER_QUANTILE = 0.9
-"""Share of the measured steps that stay within the upper estimate; what lies beyond counts as an accident."""
+ACCIDENT = 2.0
+"""A step that took more than this many times what a middling one of its size did counts as an accident."""
 
 
 @attrs.frozen
@@ -62,13 +62,13 @@ class LearnedCost:
         return self._line.seconds(size)
 
     def upper_s(self, size: int) -> float:
-        """Seconds that most steps stay within, by how far steps of about this size strayed from the line."""
+        """Seconds that steps stay within, by how far those of about this size strayed above the line."""
         ratios = self._refit()
         near = [ratio for other, ratio in ratios if other <= 2 * size and size <= 2 * other]
         if len(near) < 4:
             near = [ratio for _, ratio in ratios] or [1.0]
-        near.sort()
-        return self._line.seconds(size) * max(1.0, near[int(UPPER_QUANTILE * (len(near) - 1))])
+        limit = ACCIDENT * statistics.median_low(near)
+        return self._line.seconds(size) * max(1.0, *(ratio for ratio in near if ratio <= limit))
 
     def _refit(self) -> list[tuple[int, float]]:
         """Move the line if steps came since; the ratio of each step to it, with the step's size."""
