@@ -54,7 +54,7 @@ def _check_version(installed: str) -> None:
             [
                 Problem(
                     f"vLLM {installed} is installed, and this release works with {SUPPORTED_VLLM}.x",
-                    f"Install vLLM {SUPPORTED_VLLM}.x, or the release of tt-vllm-plugin that is made for {installed}",
+                    f"Install vLLM {SUPPORTED_VLLM}.x, or the release of this plugin for {installed}",
                 )
             ]
         )
