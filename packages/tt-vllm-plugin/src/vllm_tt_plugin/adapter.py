@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.kv_cache import KVCacheShape
+from vllm_tt_plugin.lanes import lanes_of
 from vllm_tt_plugin.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Adapter:
     mesh: Mesh
     config: TTConfig
     max_rows: int
+    lanes: int
     kv_cache: Any = None
     page_table_width: int = 0
     decode_sizes: tuple[int, ...] = ()
@@ -97,10 +99,9 @@ class Adapter:
         mesh: Mesh,
         config: TTConfig,
         vllm_config: "VllmConfig",
-        lanes: int = 1,
     ) -> "Adapter":
         """Load the weights."""
-        rows = lanes * vllm_config.scheduler_config.max_num_seqs
+        lanes, rows = lanes_of(vllm_config), vllm_config.scheduler_config.max_num_seqs
         model = _call(
             adapter_class.initialize_vllm_model,
             {
@@ -112,7 +113,9 @@ class Adapter:
             tt_data_parallel=lanes,
             optimizations=config.optimizations,
         )
-        return cls(model=model, capabilities=capabilities, mesh=mesh, config=config, max_rows=rows)
+        return cls(
+            model=model, capabilities=capabilities, mesh=mesh, config=config, max_rows=rows, lanes=lanes
+        )
 
     def allocate(self, shape: KVCacheShape, kv_cache: KVCacheConfig, page_table_width: int) -> None:
         """Allocate the KV cache of ``kv_cache.num_blocks`` blocks."""
@@ -158,7 +161,8 @@ class Adapter:
             kv_cache=self.kv_cache,
             enable_trace=self.config.traces_prefill,
             prompt_lens=inputs.prompt_lens,
-            start_pos=inputs.start_pos,
+            # The contract's one quirk: the same numbers, in lanes as a tensor.
+            start_pos=inputs.start_pos if self.lanes == 1 else torch.from_numpy(inputs.start_pos),
             empty_slots=inputs.empty_slots,
             **arguments,
         )

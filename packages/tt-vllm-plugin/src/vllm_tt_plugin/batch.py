@@ -14,7 +14,6 @@ import torch
 from vllm_tt_plugin.adapter import DecodeInputs, PrefillInputs
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
-
 Tokens = npt.NDArray[np.integer[Any]]
 """Sampled token ids, one for each request of a step."""
 

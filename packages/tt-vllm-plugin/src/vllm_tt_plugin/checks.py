@@ -1,12 +1,16 @@
 """Everything that is refused at start-up, found at once, and what is switched off with a reason instead."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tt_registry import Capabilities
 
-from vllm_tt_plugin.errors import Problem
+from vllm_tt_plugin import mesh_ttnn
+from vllm_tt_plugin.errors import ConfigurationError, Problem
+from vllm_tt_plugin.lanes import lane_problems, lanes_of, rows_per_lane
+from vllm_tt_plugin.mesh import MeshSpec
+from vllm_tt_plugin.served_model import ServedModel
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -14,16 +18,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.tt_plugin")
 
 
-def problems_of(config: "VllmConfig", capabilities: Capabilities | None) -> Iterator[Problem]:
+def problems_of(
+    config: "VllmConfig", served: ServedModel | None, mesh_shape: tuple[int, int] | None
+) -> Iterator[Problem]:
     """Yield what cannot be served in this configuration.
 
-    ``capabilities`` is None where the model itself could not be resolved; the rest is checked all the same.
+    ``served`` is None where the model itself could not be resolved, ``mesh_shape`` where no mesh can be
+    opened; the rest is checked all the same.
     """
     yield from _parallel_problems(config)
     yield from _feature_problems(config)
-    if capabilities is not None:
-        for refusal in capabilities.refusals():
+    if served is not None:
+        for refusal in served.capabilities.refusals():
             yield Problem(refusal.rstrip("."), "Serve an adapter that returns one token a step")
+    if served is not None and mesh_shape is not None and lanes_of(config) > 1:
+        yield from lane_problems(lanes_of(config), served.entry.whole_mesh.lanes, mesh_shape)
 
 
 def _parallel_problems(config: "VllmConfig") -> Iterator[Problem]:
@@ -42,7 +51,8 @@ def _parallel_problems(config: "VllmConfig") -> Iterator[Problem]:
     if parallel.data_parallel_size > 1:
         yield Problem(
             f"--data-parallel-size is {parallel.data_parallel_size}",
-            "Leave it at 1: one server drives one mesh as one lane",
+            "Leave it at 1: this model does not run the whole mesh as one program (folds_dp_into_lanes), so"
+            " its data parallelism cannot become lanes",
         )
     if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
         yield Problem(
@@ -112,11 +122,51 @@ def switch_off_undeclared(config: "VllmConfig", capabilities: Capabilities) -> N
             longest,
         )
         scheduler.max_num_batched_tokens = longest
-    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+    if scheduler.max_num_batched_tokens < rows_per_lane(config):
         logger.info(
             "max_num_batched_tokens is raised from %d to %d: a decode step computes one token for each of"
             " max_num_seqs requests.",
             scheduler.max_num_batched_tokens,
-            scheduler.max_num_seqs,
+            rows_per_lane(config),
         )
-        scheduler.max_num_batched_tokens = scheduler.max_num_seqs
+        scheduler.max_num_batched_tokens = rows_per_lane(config)
+
+
+def mesh_of(environ: Mapping[str, str]) -> tuple[tuple[int, int] | None, list[Problem]]:
+    """The shape of the mesh that ``MESH_DEVICE`` asks for, or None and why it cannot be opened."""
+    try:
+        spec = MeshSpec.parse(environ.get("MESH_DEVICE"))
+    except ConfigurationError as error:
+        return None, list(error.problems)
+    if spec.on_host:
+        return spec.shape, []
+    probe = mesh_ttnn.probe()
+    problems = _chip_problems(spec, probe)
+    return (None, problems) if problems else (spec.shape or (1, probe.chips), [])
+
+
+def _chip_problems(spec: MeshSpec, probe: mesh_ttnn.Probe) -> list[Problem]:
+    if probe.failure is not None:
+        return [
+            Problem(
+                f"ttnn is installed but cannot be used: {probe.failure}",
+                "Mend the TT-Metal installation (its libraries and driver must match this ttnn), or set"
+                " MESH_DEVICE=host to serve without devices",
+            )
+        ]
+    if probe.chips == 0:
+        return [
+            Problem(
+                "no Tenstorrent chip was found",
+                "Check the cards, the driver and TT_VISIBLE_DEVICES, or set MESH_DEVICE=host to serve without"
+                " devices",
+            )
+        ]
+    if spec.shape is not None and spec.shape[0] * spec.shape[1] > probe.chips:
+        return [
+            Problem(
+                f"MESH_DEVICE asks for {spec.shape[0]}x{spec.shape[1]} chips and {probe.chips} are visible",
+                "Choose a smaller mesh, or check TT_VISIBLE_DEVICES",
+            )
+        ]
+    return []

@@ -59,6 +59,12 @@ class TTConfig:
     dispatch_core_axis: Literal["row", "col"] | None = _choice("row", "col")
     optimizations: Literal["performance", "accuracy"] | None = _choice("performance", "accuracy")
     register_test_models: bool = _flag(False)
+    phase_policy: Literal["prefill_first", "interleave", "bounded_gap"] | None = _choice(
+        "prefill_first", "interleave", "bounded_gap"
+    )
+    """Which phase runs next; None: ``interleave`` where a prefill can be resumed, else ``prefill_first``."""
+    target_itl_ms: int = _integer(500, 1)
+    """Longest gap between two tokens of a request that ``bounded_gap`` allows, in milliseconds."""
     decode_interleave_enabled: bool = _flag(True)
     decode_interleave_prefill_steps: int = _integer(2, 1)
     decode_interleave_decode_steps: int = _integer(1, 1)

@@ -9,6 +9,7 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 
 from vllm_tt_plugin.errors import ConfigurationError, Problem
+from vllm_tt_plugin.lanes import lanes_of, rows_per_lane
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,8 +29,9 @@ class KVCacheShape:
     num_layers: int
 
     @classmethod
-    def of(cls, config: "VllmConfig", num_devices: int, lanes: int) -> "KVCacheShape":
+    def of(cls, config: "VllmConfig", num_devices: int) -> "KVCacheShape":
         """A lane's devices share the KV heads among them; heads are repeated where devices outnumber them."""
+        lanes = lanes_of(config)
         model = config.model_config
         heads = model.get_total_num_kv_heads()
         return cls(
@@ -75,8 +77,8 @@ def adapter_specs(adapter_class: type[Any], config: "VllmConfig") -> dict[str, K
     return specs
 
 
-def max_tokens(adapter_class: type[Any], config: "VllmConfig", num_devices: int, lanes: int) -> int:
-    """The token budget of the KV pool.
+def max_tokens(adapter_class: type[Any], config: "VllmConfig", num_devices: int) -> int:
+    """The token budget of the KV pool, which each lane has one of.
 
     Raises ``ConfigurationError`` if it is below ``max_model_len``, which is never lowered by itself.
     """
@@ -87,9 +89,9 @@ def max_tokens(adapter_class: type[Any], config: "VllmConfig", num_devices: int,
         budget = ask(
             model_name=config.model_config.model,
             num_devices=num_devices,
-            tt_data_parallel=lanes,
+            tt_data_parallel=lanes_of(config),
             max_model_len=longest,
-            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_seqs=rows_per_lane(config),
         )
     if budget < longest and config.cache_config.num_gpu_blocks_override is None:
         raise ConfigurationError(

@@ -1,9 +1,11 @@
 """What crosses from the scheduler to the runner in each step."""
 
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Self
 
 from tt_scheduler import Phase
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 
 @dataclass
@@ -19,7 +21,7 @@ class StepPlan(SchedulerOutput):
     rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, output: SchedulerOutput, phase: Phase, rows: dict[str, int]) -> "StepPlan":
+    def of(cls, output: SchedulerOutput, phase: Phase, rows: dict[str, int]) -> Self:
         """``output`` with a phase and rows. Takes over its fields as they are: this runs in every step."""
         plan = cls.__new__(cls)
         vars(plan).update(vars(output), phase=phase, rows=rows)
@@ -28,9 +30,55 @@ class StepPlan(SchedulerOutput):
     def anon_repr(self) -> str:
         """What vLLM writes into a crash report: no tokens."""
         return (
-            f"StepPlan(phase={self.phase.value}, rows={self.rows},"
+            f"{type(self).__name__}(phase={self.phase.value}, rows={self.rows},"
             f" num_scheduled_tokens={self.num_scheduled_tokens},"
             f" new={[data.anon_repr() for data in self.scheduled_new_reqs]},"
             f" cached={self.scheduled_cached_reqs.anon_repr()}, finished={self.finished_req_ids},"
             f" preempted={self.preempted_req_ids})"
         )
+
+
+@dataclass
+class LanePlan(StepPlan):
+    """The step of all lanes: merged for the runner, and lane by lane for those who planned it."""
+
+    lane_outputs: tuple[SchedulerOutput, ...] = ()
+
+    @classmethod
+    def merged(cls, outputs: tuple[SchedulerOutput, ...], phase: Phase, rows: dict[str, int]) -> "LanePlan":
+        """Join what the lanes scheduled. Request ids are unique over lanes; block ids are not."""
+        counts = {name: count for output in outputs for name, count in output.num_scheduled_tokens.items()}
+        return cls(
+            scheduled_new_reqs=[data for output in outputs for data in output.scheduled_new_reqs],
+            scheduled_cached_reqs=_joined([output.scheduled_cached_reqs for output in outputs]),
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum(output.total_num_scheduled_tokens for output in outputs),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={
+                name: inputs for output in outputs for name, inputs in output.scheduled_encoder_inputs.items()
+            },
+            finished_req_ids=set().union(*(output.finished_req_ids for output in outputs)),
+            free_encoder_mm_hashes=[name for output in outputs for name in output.free_encoder_mm_hashes],
+            preempted_req_ids=set().union(*(output.preempted_req_ids or () for output in outputs)),
+            has_structured_output_requests=any(output.has_structured_output_requests for output in outputs),
+            pending_structured_output_tokens=any(o.pending_structured_output_tokens for o in outputs),
+            phase=phase,
+            rows=rows,
+            lane_outputs=outputs,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The runner of another process needs the merged plan alone."""
+        return {**vars(self), "lane_outputs": ()}
+
+
+def _joined(parts: list[CachedRequestData]) -> CachedRequestData:
+    return CachedRequestData(
+        req_ids=list(chain.from_iterable(part.req_ids for part in parts)),
+        resumed_req_ids=set().union(*(part.resumed_req_ids for part in parts)),
+        new_token_ids=list(chain.from_iterable(part.new_token_ids for part in parts)),
+        all_token_ids={name: tokens for part in parts for name, tokens in part.all_token_ids.items()},
+        new_block_ids=list(chain.from_iterable(part.new_block_ids for part in parts)),
+        num_computed_tokens=list(chain.from_iterable(part.num_computed_tokens for part in parts)),
+        num_output_tokens=list(chain.from_iterable(part.num_output_tokens for part in parts)),
+    )

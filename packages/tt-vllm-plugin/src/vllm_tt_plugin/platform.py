@@ -8,11 +8,10 @@ import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from vllm_tt_plugin import mesh_ttnn
-from vllm_tt_plugin.checks import problems_of, switch_off_undeclared
+from vllm_tt_plugin.checks import mesh_of, problems_of, switch_off_undeclared
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, Problem
-from vllm_tt_plugin.mesh import MeshSpec
+from vllm_tt_plugin.lanes import fold_data_parallel, lanes_of
 from vllm_tt_plugin.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ logger = logging.getLogger("vllm.tt_plugin")
 
 WORKER_CLASS = "vllm_tt_plugin.worker.TTWorker"
 SCHEDULER_CLASS = "vllm_tt_plugin.scheduler.TTScheduler"
+LANE_SCHEDULER_CLASS = "vllm_tt_plugin.lane_scheduler.TTLaneCoordinator"
 SHUTDOWN_TIMEOUT_S = 5
 
 _REFUSED_PARAMETERS = {
@@ -60,6 +60,8 @@ class TTPlatform(Platform):
         except ConfigurationError:
             return  # check_and_update_config refuses it, together with everything else that is wrong
         switch_off_undeclared(vllm_config, served.capabilities)
+        if served.folds_data_parallel:
+            fold_data_parallel(vllm_config)
         # vllm.config itself asks for the platform while it is imported, so it cannot be imported above.
         from vllm.config.compilation import CompilationMode
 
@@ -80,19 +82,21 @@ class TTPlatform(Platform):
             TTConfig.from_additional_config(vllm_config.additional_config)
         except ConfigurationError as error:
             problems += error.problems
-        problems += _mesh_problems()
+        mesh_shape, mesh_problems = mesh_of(os.environ)
+        problems += mesh_problems
         served: ServedModel | None = None
         try:
             served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
         except ConfigurationError as error:
             problems += error.problems
-        problems += problems_of(vllm_config, served.capabilities if served else None)
+        problems += problems_of(vllm_config, served, mesh_shape)
         if problems or served is None:
             raise ConfigurationError(problems)
 
         switch_off_undeclared(vllm_config, served.capabilities)
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
-        vllm_config.scheduler_config.scheduler_cls = SCHEDULER_CLASS
+        lanes = lanes_of(vllm_config)
+        vllm_config.scheduler_config.scheduler_cls = SCHEDULER_CLASS if lanes == 1 else LANE_SCHEDULER_CLASS
         if vllm_config.shutdown_timeout == 0:
             # With 0 the engine is killed at once: outputs are lost and the mesh is not closed.
             vllm_config.shutdown_timeout = SHUTDOWN_TIMEOUT_S
@@ -150,37 +154,3 @@ class TTPlatform(Platform):
     @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:
         """Adapters hold their own caches; layers of one index do not collide."""
-
-
-def _mesh_problems() -> list[Problem]:
-    try:
-        spec = MeshSpec.parse(os.environ.get("MESH_DEVICE"))
-    except ConfigurationError as error:
-        return list(error.problems)
-    if spec.on_host:
-        return []
-    probe = mesh_ttnn.probe()
-    if probe.failure is not None:
-        return [
-            Problem(
-                f"ttnn is installed but cannot be used: {probe.failure}",
-                "Mend the TT-Metal installation (its libraries and driver must match this ttnn), or set"
-                " MESH_DEVICE=host to serve without devices",
-            )
-        ]
-    if probe.chips == 0:
-        return [
-            Problem(
-                "no Tenstorrent chip was found",
-                "Check the cards, the driver and TT_VISIBLE_DEVICES, or set MESH_DEVICE=host to serve without"
-                " devices",
-            )
-        ]
-    if spec.shape is not None and spec.shape[0] * spec.shape[1] > probe.chips:
-        return [
-            Problem(
-                f"MESH_DEVICE asks for {spec.shape[0]}x{spec.shape[1]} chips and {probe.chips} are visible",
-                "Choose a smaller mesh, or check TT_VISIBLE_DEVICES",
-            )
-        ]
-    return []

@@ -24,6 +24,11 @@ class ServedModel:
     adapter_class: type[Any]
     capabilities: Capabilities
 
+    @property
+    def folds_data_parallel(self) -> bool:
+        """Whether the model runs the whole mesh as one program, so that data parallelism becomes lanes."""
+        return self.capabilities.folds_dp_into_lanes or self.entry.whole_mesh.folds_dp_into_lanes
+
     @classmethod
     def find(cls, architectures: Sequence[str], environ: Mapping[str, str]) -> "ServedModel":
         """Resolve the first of a checkpoint's ``architectures`` that is registered, and import its class.

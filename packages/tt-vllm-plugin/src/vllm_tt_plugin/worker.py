@@ -24,8 +24,6 @@ from vllm_tt_plugin.served_model import ServedModel
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
 
-_LANES = 1
-
 
 class TTWorker(WorkerBase):
     """The one process that holds the mesh."""
@@ -59,7 +57,6 @@ class TTWorker(WorkerBase):
             self._mesh,
             self._tt_config,
             self.vllm_config,
-            _LANES,
         )
 
     def get_model(self) -> Any:
@@ -76,7 +73,7 @@ class TTWorker(WorkerBase):
         return self._mesh.shape[0] * self._mesh.shape[1]
 
     def _cache_shape(self) -> kv_cache.KVCacheShape:
-        return kv_cache.KVCacheShape.of(self.vllm_config, self._num_devices, _LANES)
+        return kv_cache.KVCacheShape.of(self.vllm_config, self._num_devices)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         described = kv_cache.adapter_specs(self._served.adapter_class, self.vllm_config)
@@ -90,7 +87,7 @@ class TTWorker(WorkerBase):
         """Bytes for vLLM's planner that give the number of blocks the adapter's token budget asks for."""
         if self.cache_config.kv_cache_memory_bytes is not None:
             return int(self.cache_config.kv_cache_memory_bytes)
-        tokens = kv_cache.max_tokens(self._served.adapter_class, self.vllm_config, self._num_devices, _LANES)
+        tokens = kv_cache.max_tokens(self._served.adapter_class, self.vllm_config, self._num_devices)
         return self._cache_shape().bytes_for(tokens)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:

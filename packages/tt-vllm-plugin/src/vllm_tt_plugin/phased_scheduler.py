@@ -1,0 +1,136 @@
+"""vLLM's scheduler, made to schedule one phase at a time: prefill-only or decode-only.
+
+The queues stay whole. Two gates that vLLM has already decide what a call of its ``schedule`` may touch: a
+running request is passed over once by ``next_decode_eligible_step``, and ``max_num_active_reqs`` of zero
+admits nobody. Hiding queues instead would mislead the watermark, the chunk threshold and the choice of
+preemption victims.
+"""
+
+import logging
+import time
+from typing import Any
+
+from tt_scheduler import Phase, Work
+from vllm.outputs import RequestError
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+logger = logging.getLogger("vllm.tt_plugin")
+
+
+class PhasedScheduler(Scheduler):
+    """One lane: vLLM's queues and its KV cache manager, scheduled phase by phase by a ``StepDirector``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stalled: tuple[str, int] | None = None
+        usable = (self.kv_cache_config.num_blocks - 1) * self.block_size
+        if usable < self.max_model_len:
+            logger.warning(
+                "The KV cache holds %d tokens ((%d blocks - 1) x %d), fewer than max_model_len %d: longer"
+                " prompts are refused, and a generation that fills the cache ends with reason 'length'.",
+                usable,
+                self.kv_cache_config.num_blocks,
+                self.block_size,
+                self.max_model_len,
+            )
+            self.max_model_len = usable
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if request.num_prompt_tokens >= self.max_model_len:
+            # vLLM ends requests named here with an error in the next step. Left alone, this one would be
+            # tried for ever and hold up all behind it.
+            self.grammar_compile_error_reqs[request.request_id] = RequestError(
+                code="validation_error",
+                message=(
+                    f"The prompt has {request.num_prompt_tokens} tokens. The KV cache holds"
+                    f" {self.max_model_len} ({self.kv_cache_config.num_blocks} blocks of {self.block_size}"
+                    " tokens, one block being reserved), and the first generated token needs a place too."
+                    " Shorten the prompt, or start the server with a larger cache."
+                ),
+            )
+
+    def work(self) -> Work:
+        """What this lane could run now."""
+        if self.pause_state == PauseState.PAUSED_ALL:
+            return Work(decodes=0, chunks=0, admissible=0)
+        chunks = sum(request.is_prefill_chunk for request in self.running)
+        return Work(
+            decodes=len(self.running) - chunks,
+            chunks=chunks,
+            admissible=self._admissible(chunks),
+            # Arrival is told in wall-clock time, by the front end.
+            waited_s=max(0.0, time.time() - self.waiting.peek_request().arrival_time)
+            if self.waiting
+            else 0.0,
+        )
+
+    def schedule_phase(
+        self, phase: Phase, most_tokens: int | None = None, throttle_prefills: bool = False
+    ) -> SchedulerOutput:
+        """vLLM's own scheduling, restricted to ``phase``; EMPTY only hands on what ended since.
+
+        ``most_tokens`` caps the tokens of a prefill, where prompts may be cut into chunks.
+        """
+        prefill = phase is Phase.PREFILL
+        passed_over = [request for request in self.running if request.is_prefill_chunk is not prefill]
+        for request in passed_over:
+            # schedule() adds one to current_step before it compares, so this holds for exactly one call.
+            request.next_decode_eligible_step = self.current_step + 2
+        if passed_over or len(self.prev_step_scheduled_req_ids) != len(self.running):
+            # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
+            self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
+        limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
+        if not prefill:
+            self.max_num_active_reqs = 0
+        elif most_tokens is not None and self.scheduler_config.enable_chunked_prefill:
+            self.max_num_scheduled_tokens = min(max(most_tokens, 0), self.max_num_scheduled_tokens)
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
+        if prefill and not output.total_num_scheduled_tokens:
+            self._stalled = self._stall_key()
+        return output
+
+    def _admissible(self, chunks: int) -> int:
+        """1 if a waiting request may start now, else 0; 0 too while the head is known not to fit.
+
+        What is known is that a head did not fit at a number of free blocks: without that, every step would
+        try it again.
+        """
+        if not self.waiting and not self.kv_holding_waiting:
+            return 0
+        if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
+            return 0
+        stalled = self._stalled is not None and self._stalled == self._stall_key()
+        if stalled and self.running and not chunks:
+            return 0
+        self._stalled = None
+        queues = [self.kv_holding_waiting]
+        if self.pause_state == PauseState.UNPAUSED:
+            queues.append(self.waiting)
+        return int(any(_may_start(request) for queue in queues for request in queue))
+
+    def _stall_key(self) -> tuple[str, int] | None:
+        queue = self.kv_holding_waiting or self.waiting
+        head = next((request for request in queue if _may_start(request)), None)
+        if head is None:
+            return None
+        return head.request_id, self.kv_cache_manager.block_pool.get_num_free_blocks()
+
+
+def _may_start(request: Request) -> bool:
+    """Whether nothing but memory and rows keeps a waiting request from starting.
+
+    One whose grammar failed to compile counts: vLLM notices the failure only when it comes to admit it.
+    """
+    if request.num_stale_output_tokens and not request.drop_stale_output:
+        return False
+    if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        waiting_for = request.structured_output_request
+        return waiting_for is not None and waiting_for.grammar is not None
+    return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)

@@ -1,0 +1,169 @@
+"""One step over all lanes: one shared phase, and the rows that requests hold.
+
+One lane is the plain case of this: whoever has one lane and whoever has many go through the same code.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import attrs
+from tt_scheduler import (
+    BoundedGap,
+    Choice,
+    Interleave,
+    Phase,
+    PhasePolicy,
+    PrefillFirst,
+    RowAccount,
+    StepRecord,
+    Work,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.phased_scheduler import PhasedScheduler
+
+SMALLEST_CHUNK = 128
+"""TT-Metal's models pad prompts to powers of two from here on."""
+
+
+@attrs.frozen
+class Step:
+    """What every lane scheduled under one phase, and the global rows of requests that start."""
+
+    phase: Phase
+    outputs: tuple[SchedulerOutput, ...]
+    rows: dict[str, int]
+
+
+@attrs.define
+class StepDirector:
+    """Chooses each step's phase and keeps the account of rows; lane i owns rows ``[i * n, (i + 1) * n)``."""
+
+    policy: PhasePolicy
+    rows_per_lane: int
+    clock: Callable[[], float] = time.monotonic
+    _accounts: list[RowAccount] = attrs.field(factory=list, init=False)
+    _running: deque[tuple[StepRecord, float]] = attrs.field(factory=deque, init=False)
+    _last_end: float = attrs.field(default=0.0, init=False)
+    _served_at: float = attrs.field(default=0.0, init=False)
+    """When the running decodes had all got a token, at the latest."""
+
+    def step(self, lanes: Sequence[PhasedScheduler], throttle_prefills: bool = False) -> Step:
+        """Schedule one step.
+
+        A prefill that places nothing in any lane becomes a decode of all of them, within the same step.
+        """
+        now = self.clock()
+        work = self._work(lanes, now)
+        choice = self.policy.choose(work)
+        phase = choice.phase
+        outputs = _schedule(lanes, choice, throttle_prefills)
+        if phase is Phase.PREFILL and work.decodes and _is_empty(outputs):
+            phase, tried = Phase.DECODE, outputs
+            outputs = _schedule(lanes, Choice(phase), throttle_prefills)
+            for before, output in zip(tried, outputs, strict=True):
+                _carry_on(before, output)
+        if _is_empty(outputs):
+            phase = Phase.EMPTY
+        else:
+            self._note(phase, outputs, work, now)
+        return Step(phase, tuple(outputs), self._account_rows(outputs))
+
+    def finished(self, step_phase: Phase) -> None:
+        """Note that the oldest step under way has ended; policies learn from how long it took."""
+        if step_phase is Phase.EMPTY or not self._running:
+            return
+        record, start = self._running.popleft()
+        now = self.clock()
+        self.policy.measured(record, now - max(start, self._last_end))
+        self._last_end = now
+        if record.phase is Phase.DECODE:
+            self._served_at = now
+
+    def _work(self, lanes: Sequence[PhasedScheduler], now: float) -> Work:
+        works = [lane.work() for lane in lanes]
+        decodes = sum(work.decodes for work in works)
+        if not decodes:
+            self._served_at = now
+        return Work(
+            decodes=decodes,
+            chunks=sum(work.chunks for work in works),
+            admissible=sum(work.admissible for work in works),
+            gap_s=now - self._served_at,
+            waited_s=max(work.waited_s for work in works),
+        )
+
+    def _note(self, phase: Phase, outputs: Sequence[SchedulerOutput], work: Work, now: float) -> None:
+        tokens = sum(output.total_num_scheduled_tokens for output in outputs)
+        prefill = phase is Phase.PREFILL
+        record = StepRecord(phase, prefill_tokens=tokens * prefill, decode_rows=tokens * (not prefill))
+        self.policy.ran(record, work)
+        self._running.append((record, now))
+
+    def _account_rows(self, outputs: Sequence[SchedulerOutput]) -> dict[str, int]:
+        """Give back the rows of the finished and the preempted, then give rows to those who start."""
+        while len(self._accounts) < len(outputs):
+            self._accounts.append(RowAccount(self.rows_per_lane))
+        taken: dict[str, int] = {}
+        for lane, (account, output) in enumerate(zip(self._accounts, outputs, strict=True)):
+            for request_id in output.finished_req_ids:
+                account.release(request_id)
+            for request_id in output.preempted_req_ids or ():
+                account.release(request_id)
+            cached = output.scheduled_cached_reqs
+            starting = [data.req_id for data in output.scheduled_new_reqs]
+            if cached.resumed_req_ids:
+                starting += [name for name in cached.req_ids if name in cached.resumed_req_ids]
+            for request_id in starting:
+                taken[request_id] = lane * self.rows_per_lane + account.take(request_id)
+        return taken
+
+
+def _schedule(
+    lanes: Sequence[PhasedScheduler], choice: Choice, throttle_prefills: bool
+) -> list[SchedulerOutput]:
+    budget = choice.prefill_tokens
+    outputs = []
+    for lane in lanes:
+        output = lane.schedule_phase(choice.phase, budget, throttle_prefills)
+        outputs.append(output)
+        if budget is not None:
+            budget -= output.total_num_scheduled_tokens
+    return outputs
+
+
+def _is_empty(outputs: Sequence[SchedulerOutput]) -> bool:
+    return not any(output.total_num_scheduled_tokens for output in outputs)
+
+
+def _carry_on(tried: SchedulerOutput, output: SchedulerOutput) -> None:
+    """Keep in ``output`` what a call that scheduled nothing had told: vLLM tells it only once."""
+    output.finished_req_ids = tried.finished_req_ids | output.finished_req_ids
+    output.preempted_req_ids = (tried.preempted_req_ids or set()) | (output.preempted_req_ids or set())
+    output.free_encoder_mm_hashes = [*tried.free_encoder_mm_hashes, *output.free_encoder_mm_hashes]
+
+
+def phase_policy(config: TTConfig, can_resume_prefill: bool, most_tokens: int) -> PhasePolicy:
+    """The policy that ``config`` names; without a name, interleave where a prefill can be cut into chunks and
+    resumed, else prefill first. ``most_tokens`` is the largest chunk."""
+    name = config.phase_policy
+    if name is None:
+        interleaves = can_resume_prefill and config.decode_interleave_enabled
+        name = "interleave" if interleaves else "prefill_first"
+    if name == "interleave":
+        return Interleave(config.decode_interleave_prefill_steps, config.decode_interleave_decode_steps)
+    if name == "bounded_gap":
+        return BoundedGap(config.target_itl_ms / 1e3, chunk_sizes(most_tokens))
+    return PrefillFirst()
+
+
+def chunk_sizes(most_tokens: int) -> tuple[int, ...]:
+    """Powers of two from ``SMALLEST_CHUNK`` on, and ``most_tokens`` itself."""
+    sizes = []
+    size = SMALLEST_CHUNK
+    while size < most_tokens:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, most_tokens)
