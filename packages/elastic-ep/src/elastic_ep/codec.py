@@ -1,0 +1,92 @@
+"""Messages as bytes: a version byte, then zlib over compact JSON lists, whose checksum catches damage.
+
+The layout of a record is its fields in order, so it follows the declared types; nothing else can come out
+of `decode`.
+"""
+
+import base64
+import binascii
+import json
+import zlib
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import attrs
+
+from elastic_ep.errors import PlanError, WireError
+from elastic_ep.wire import MESSAGES, Message
+
+VERSION = 1
+LARGEST = 1 << 26
+"""Bytes a message may have when unpacked."""
+
+
+def encode(message: Message) -> bytes:
+    """One message as bytes."""
+    body = [MESSAGES.index(type(message)), _pack(message)]
+    return bytes([VERSION]) + zlib.compress(json.dumps(body, separators=(",", ":")).encode(), level=1)
+
+
+def decode(data: bytes) -> Message:
+    """The message that was encoded; WireError for anything else."""
+    if data[:1] != bytes([VERSION]):
+        raise WireError(
+            f"the first byte is {data[:1]!r}; this version reads messages that start with {VERSION}"
+        )
+    try:
+        kind, fields = json.loads(_inflate(data[1:]))
+        message = _unpack(fields, MESSAGES[_unpack(kind, int)])
+    except (ValueError, TypeError, IndexError, PlanError, zlib.error) as error:
+        raise WireError(f"{len(data)} bytes are no message: {error}") from error
+    assert isinstance(message, Message)
+    return message
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    body = inflater.decompress(data, LARGEST)
+    if not inflater.eof or inflater.unused_data:
+        raise ValueError("cut short, too large, or followed by more")
+    return body
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, tuple):
+        return [_pack(item) for item in value]
+    if attrs.has(type(value)):
+        return [_pack(getattr(value, field.name)) for field in attrs.fields(type(value))]
+    return value
+
+
+def _unpack(value: Any, kind: Any) -> Any:
+    """``value`` as JSON gave it, checked against and turned into the declared type."""
+    options = get_args(kind)
+    if NoneType in options:
+        return None if value is None else _unpack(value, options[0])
+    if options:
+        kinds = [options[0]] * len(value) if options[-1] is Ellipsis else options
+        return tuple(_unpack(item, kind) for item, kind in zip(_list(value), kinds, strict=True))
+    if attrs.has(kind):
+        hints = get_type_hints(kind)
+        kinds = [hints[field.name] for field in attrs.fields(kind)]
+        return kind(*(_unpack(item, kind) for item, kind in zip(_list(value), kinds, strict=True)))
+    if kind is bytes:
+        return _bytes(value)
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, got {value!r}")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,157 @@
+"""What the coordinator's machine is made of: its state, the events that it takes, the actions that it asks
+for."""
+
+import enum
+
+import attrs
+
+from elastic_ep.placement import Placement
+from elastic_ep.plan import Plan
+from elastic_ep.staging import Stage
+from elastic_ep.wire import Ballot, Message, Stopped
+
+FIRST = Ballot(0, 0)
+
+
+class Phase(enum.Enum):
+    STABLE = "stable"
+    LAUNCHING = "launching"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    RETIRING = "retiring"
+    ABORTING = "aborting"
+    FENCING = "fencing"
+    RESUMING = "resuming"
+
+
+@attrs.frozen
+class Coordinator:
+    """All that the coordinator knows.
+
+    ``placement`` is served under ``epoch``. ``stages`` are what is left of the running operation, the
+    current one first, and ``why`` says what ends it early. ``waiting`` are the ranks whose answer is
+    outstanding. ``gone`` are ranks that were fenced off, dismissed or retired and not seen dead yet: their
+    ids stay reserved. During a fence, ``dead`` are the ranks lost since it began, ``stops`` the answers,
+    and ``committing`` the epoch whose commit it interrupted. ``step`` is where a group that nobody serves
+    starts.
+    """
+
+    placement: Placement
+    fingerprint: str
+    epoch: int = 0
+    ballot: Ballot = FIRST
+    phase: Phase = Phase.STABLE
+    cards: tuple[tuple[int, bytes], ...] = ()
+    stages: tuple[Stage, ...] = ()
+    waiting: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()
+    stops: tuple[Stopped, ...] = ()
+    committing: int | None = None
+    step: int = 0
+    why: str = ""
+
+    @property
+    def involved(self) -> tuple[int, ...]:
+        """Ranks that serve, or will after the current stage."""
+        coming = self.stages[0].placement.ranks if self.stages else ()
+        return tuple(sorted({*self.placement.ranks, *coming}))
+
+
+@attrs.frozen
+class Scale:
+    """Carry out a plan that starts from the serving placement."""
+
+    plan: Plan
+
+
+@attrs.frozen
+class CommitNow:
+    """Commit the prepared stage."""
+
+
+@attrs.frozen
+class Cancel:
+    """Give up the operation, if it is not committing yet."""
+
+
+@attrs.frozen
+class Received:
+    message: Message
+
+
+@attrs.frozen
+class Died:
+    """A rank's process has ended; it will neither speak nor write any more."""
+
+    rank: int
+
+
+@attrs.frozen
+class Unresponsive:
+    """A rank's lease ran out: it may be frozen, and may come back to life."""
+
+    rank: int
+
+
+@attrs.frozen
+class Expired:
+    """The deadline for preparing under this ballot has passed."""
+
+    ballot: Ballot
+
+
+@attrs.frozen
+class Tick:
+    """Time to say again what has not been answered."""
+
+
+Event = Scale | CommitNow | Cancel | Received | Died | Unresponsive | Expired | Tick
+
+
+@attrs.frozen
+class Send:
+    to: int
+    message: Message
+
+
+@attrs.frozen
+class Launch:
+    """Start a joiner; its Hello must carry this ballot."""
+
+    rank: int
+    ballot: Ballot
+
+
+@attrs.frozen
+class Kill:
+    """End a rank's process; Died follows when it has."""
+
+    rank: int
+
+
+@attrs.frozen
+class Check:
+    """A rank is suspected by another: see whether it lives."""
+
+    rank: int
+    why: str
+
+
+@attrs.frozen
+class Finished:
+    """The operation ended. If not ``ok``, the group serves on in the last epoch that was committed."""
+
+    ok: bool
+    why: str
+
+
+@attrs.frozen
+class Refused:
+    """The event asked for something that cannot be done now; nothing changed."""
+
+    why: str
+
+
+Action = Send | Launch | Kill | Check | Finished | Refused
