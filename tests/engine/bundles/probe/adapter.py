@@ -41,7 +41,7 @@ def logits_of(value: int, vocab: int) -> Tensor:
     """float32 `[V]` for a context hash."""
     ids = np.arange(1, vocab + 1)
     noise = (value + ids * 7_919) % PRIME * (ids * ids + BASE) % PRIME
-    return torch.from_numpy(noise.astype(np.float32) / PRIME * SPREAD)
+    return torch.from_numpy((noise / PRIME * SPREAD).astype(np.float32))
 
 
 def continuation(prompt: Sequence[int], count: int, vocab: int) -> list[int]:
