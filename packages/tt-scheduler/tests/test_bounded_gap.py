@@ -143,6 +143,18 @@ def test_prefill_gets_all_that_the_target_leaves() -> None:
     assert fought[:8] == [512, 256, 128, None] * 2  # 0.896 of the 0.9 seconds
 
 
+def test_a_small_chunk_that_would_slow_prefill_down_gives_way_to_a_decode() -> None:
+    """1,024 tokens take 0.3 s, 128 take 0.21: ten decodes of 0.02 s are cheaper than the fixed parts."""
+    policy = BoundedGap(1.2, SIZES, Line(0.2, 0.0001), Line(0.02, 0.0))
+    policy.ran(StepRecord(Phase.DECODE, 0, 3), contested)
+    chosen: list[int | None] = []
+    while (choice := policy.choose(attrs.evolve(contested, gap_s=0.3 * len(chosen)))).phase is Phase.PREFILL:
+        chosen.append(choice.prefill_tokens)
+        policy.ran(StepRecord(Phase.PREFILL, 1024, 0), contested)
+        policy.measured(StepRecord(Phase.PREFILL, 1024, 0), 0.3024)
+    assert chosen == [1024, 1024, 1024]
+
+
 def test_one_program_compiled_on_first_use_does_not_spoil_the_estimate() -> None:
     policy = BoundedGap(1.0, SIZES, Line(0.0, 0.001), Line(0.1, 0.0))
     for seconds in (60.0, 0.128, 0.130, 0.127):

@@ -54,6 +54,7 @@ class BoundedGap:
     _decode: LearnedCost = attrs.field(init=False)
     _in_flight: deque[_Flight] = attrs.field(factory=lambda: deque(maxlen=IN_FLIGHT), init=False)
     _last: Phase = attrs.field(default=Phase.EMPTY, init=False)
+    _since_decode: list[int] = attrs.field(factory=list, init=False)
     _forced: bool = attrs.field(default=False, init=False)
 
     @chunk_sizes.validator
@@ -82,6 +83,10 @@ class BoundedGap:
         upper_s = self._chunk_s(step.prefill_tokens) if step.phase is Phase.PREFILL else 0.0
         self._in_flight.append(_Flight(step, self._last, upper_s))
         self.over_target += self._forced and step.phase is Phase.PREFILL
+        if step.phase is Phase.DECODE:
+            self._since_decode.clear()
+        elif work.decodes:
+            self._since_decode.append(step.prefill_tokens)
         self._last = step.phase
 
     def measured(self, step: StepRecord, seconds: float) -> None:
@@ -100,8 +105,18 @@ class BoundedGap:
 
     def _fitting(self, work: Work) -> int | None:
         """The largest size after which a decode still ends within the target."""
-        slack_s = self.target_s - self._gap_s(work) - self._decode.upper_s(work.decodes + work.prefills)
-        return next((size for size in reversed(self.chunk_sizes) if self._chunk_s(size) <= slack_s), None)
+        decode_s = self._decode.upper_s(work.decodes + work.prefills)
+        slack_s = self.target_s - self._gap_s(work) - decode_s
+        size = next((size for size in reversed(self.chunk_sizes) if self._chunk_s(size) <= slack_s), None)
+        return size if size and self._worthwhile(size, decode_s) else None
+
+    def _worthwhile(self, size: int, decode_s: float) -> bool:
+        """Whether the chunk computes tokens as fast as those since the last decode, with the next one's cost.
+
+        A slower one would lower the rate of prefill: it is better to decode early and start with a large one.
+        """
+        cycle_s = decode_s + sum(map(self._chunk_s, self._since_decode))
+        return size * cycle_s >= sum(self._since_decode) * self._chunk_s(size)
 
     def _gap_s(self, work: Work) -> float:
         """The longest gap when the next step starts: steps in flight lengthen it, or end it."""

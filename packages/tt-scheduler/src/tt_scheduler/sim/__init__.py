@@ -7,6 +7,7 @@ from tt_scheduler.sim.arrivals import (
     chat_mix,
     long_prompts,
     read_arrivals,
+    saturating,
     write_arrivals,
 )
 from tt_scheduler.sim.device import Device, SimStep, read_measured
@@ -41,6 +42,7 @@ __all__ = [
     "percentile",
     "read_arrivals",
     "read_measured",
+    "saturating",
     "simulate",
     "summarize",
     "table",

@@ -53,10 +53,25 @@ def long_prompts(
     return chats + [Arrival(at_s, long_tokens, 200) for _ in range(longs)]
 
 
+def saturating(requests: int = 128, per_s: float = 2.0, seed: int = 48) -> list[Arrival]:
+    """More than a T3K can serve: prompts of 1,024 tokens, three in a hundred of 14,336, about 450 out.
+
+    With the T3K preset it comes near to the published effect of interleaving; see the readme.
+    """
+    dice = random.Random(seed)
+    clock, arrivals = 0.0, []
+    for _ in range(requests):
+        clock += dice.expovariate(per_s)
+        prompt = 14336 if dice.random() < 0.03 else 1024
+        arrivals.append(Arrival(clock, prompt, round(450 * dice.uniform(0.7, 1.3))))
+    return arrivals
+
+
 TRACES: dict[str, Callable[[], list[Arrival]]] = {
     "chat": chat_mix,
     "bursts": bursts,
     "long-prompts": long_prompts,
+    "saturating": saturating,
 }
 """The synthetic traces by name, each with its defaults."""
 
