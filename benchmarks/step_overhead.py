@@ -1,8 +1,11 @@
 """What a decode step costs on the host: the plugin beside bare vLLM, in one process, in turn.
 
 32 requests of 128 tokens in and 128 out, on an adapter that computes nothing. *bare* is vLLM's own engine and
-scheduler with a worker that returns fixed tokens. Two routes of ours: the adapter returns *ids*, or *logits* that
-the plugin samples on the host (greedily, 32000 tokens of vocabulary). Each is synchronous.
+scheduler with a worker that returns fixed tokens. Ours: the adapter returns token ids, with vLLM's full
+scheduling (*plain*) and with steady decodes scheduled directly (*direct*); or *logits*, which the plugin
+samples on the host (greedily, 32000 tokens of vocabulary). All are synchronous.
+
+    --lanes N    split our 32 rows into N lanes; bare stays one scheduler
 """
 
 import gc
@@ -23,23 +26,30 @@ from _form import Comparison, Figure, interleave, main
 
 HERE = Path(__file__).resolve().parent
 REQUESTS, TOKENS_IN, TOKENS_OUT, VOCAB = 32, 128, 128, 32_000
-VARIANTS = ("bare", "ids", "logits")
+VARIANTS = ("bare", "plain", "direct", "logits")
+AIMS_MS = {1: {"plain": 0.1}, 4: {"plain": 0.2}}
+"""By lanes: how much a variant may cost over bare."""
+AIMS_RATIO = {1: {"direct": 0.65}, 4: {"direct": 0.75}}
 PARTS = ("schedule", "execute_model", "sample_tokens", "update_from_output")
 
 
 class Engine:
     """An engine core driven step by step."""
 
-    def __init__(self, variant: str, model: Path) -> None:
+    def __init__(self, variant: str, model: Path, lanes: int = 1) -> None:
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        settings = {"sample_on_device_mode": "all"} if variant == "ids" else {}
+        settings: dict[str, object] = {"direct_decode": variant != "plain"}
+        if variant != "logits":
+            settings["sample_on_device_mode"] = "all"
+        lanes = 1 if variant == "bare" else lanes
         arguments = EngineArgs(
             model=str(model),
             skip_tokenizer_init=True,
             max_model_len=1024,
-            max_num_seqs=REQUESTS,
+            max_num_seqs=REQUESTS // lanes,
+            data_parallel_size=lanes,
             max_num_batched_tokens=REQUESTS * TOKENS_IN,
             enable_prefix_caching=False,
             async_scheduling=False,
@@ -155,7 +165,7 @@ def argmax_ms() -> float:
 
 def set_environment() -> None:
     os.environ |= {
-        "MESH_DEVICE": "host",
+        "MESH_DEVICE": "host:8x4",
         "EXTRA_MODELS_DIR": str(HERE / "bundles"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -170,44 +180,54 @@ def peak_mib(variant: str) -> float:
     return float(child.stdout.splitlines()[-1])
 
 
-def measure(quick: bool) -> list[Figure]:
+def measure(quick: bool, lanes: int = 1) -> list[Figure]:
     set_environment()
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder))
-        engines = {variant: Engine(variant, model) for variant in VARIANTS}
+        engines = {variant: Engine(variant, model, lanes) for variant in VARIANTS}
         for engine in engines.values():
             engine.decode_step_ms()  # warm
         rounds = 3 if quick else 15
-        ids, logits = (
-            interleave(engines[variant].decode_step_ms, engines["bare"].decode_step_ms, rounds)
-            for variant in ("ids", "logits")
-        )
+        ours = {
+            variant: interleave(engines[variant].decode_step_ms, engines["bare"].decode_step_ms, rounds)
+            for variant in VARIANTS[1:]
+        }
         splits = {variant: engine.split_ms() for variant, engine in engines.items()}
-    bare = statistics.median(ids.b + logits.b)
-    figures = [
-        Figure("bare_step_ms", bare),
-        Figure("ids_step_ms", statistics.median(ids.a)),
-        Figure(
-            "logits_step_ms",
-            statistics.median(logits.a),
-            at_most=1.25,
-            note=f"argmax alone {argmax_ms():.3f} ms",
-        ),
-        Figure("ids_over_bare_ms", _over(ids), at_most=0.1, note="the adapter returns ids"),
-        Figure("logits_over_bare_ms", _over(logits), note="host sampling included"),
-        ids.figure("ids_to_bare_ratio"),
-        logits.figure("logits_to_bare_ratio"),
-    ]
+    bare = [step for comparison in ours.values() for step in comparison.b]
+    figures = [Figure("bare_step_ms", statistics.median(bare))]
+    for variant, comparison in ours.items():
+        step = statistics.median(comparison.a)
+        sampled = variant == "logits"
+        figures += [
+            Figure(
+                f"{variant}_step_ms",
+                step,
+                at_most=1.25 if sampled and lanes == 1 else None,
+                note=f"argmax alone {argmax_ms():.3f} ms" if sampled else "",
+            ),
+            Figure(f"{variant}_over_bare_ms", _over(comparison), AIMS_MS.get(lanes, {}).get(variant)),
+            comparison.figure(f"{variant}_to_bare_ratio", AIMS_RATIO.get(lanes, {}).get(variant)),
+        ]
     for variant, split in splits.items():
         figures += [Figure(f"{variant}_{part}_ms", split[part]) for part in PARTS]
-    if not quick:
-        peaks = {variant: peak_mib(variant) for variant in VARIANTS}
+    if not quick and lanes == 1:
+        peaks = {variant: peak_mib(variant) for variant in ("bare", "direct", "logits")}
+        figures.append(Figure("bare_peak_mib", peaks["bare"]))
         figures += [
-            Figure("bare_peak_mib", peaks["bare"]),
-            Figure("ids_over_bare_mib", peaks["ids"] - peaks["bare"], at_most=60),
-            Figure("logits_over_bare_mib", peaks["logits"] - peaks["bare"], at_most=60),
+            Figure(f"{variant}_over_bare_mib", peaks[variant] - peaks["bare"], at_most=60)
+            for variant in ("direct", "logits")
         ]
     return figures
+
+
+def take_lanes(arguments: list[str]) -> int:
+    """Take `--lanes N` out of the arguments, which the common form does not know."""
+    if "--lanes" not in arguments:
+        return 1
+    index = arguments.index("--lanes")
+    lanes = int(arguments[index + 1])
+    del arguments[index : index + 2]
+    return lanes
 
 
 def _over(comparison: Comparison) -> float:
@@ -226,4 +246,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--memory-of"]:
         report_memory(sys.argv[2])
     else:
-        main(__file__, __doc__, measure)
+        lanes = take_lanes(sys.argv)
+        name = __file__ if lanes == 1 else __file__.replace(".py", f"_{lanes}_lanes.py")
+        main(name, __doc__, lambda quick: measure(quick, lanes))

@@ -18,6 +18,7 @@ class NoComputeForCausalLM:
         "supports_sample_on_device": True,
         "supports_chunked_prefill": True,
         "supports_async_decode": True,
+        "folds_dp_into_lanes": True,
     }
 
     def __init__(self, rows: int, vocab: int) -> None:

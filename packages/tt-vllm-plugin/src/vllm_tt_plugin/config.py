@@ -65,6 +65,8 @@ class TTConfig:
     """Which phase runs next; None: ``interleave`` where a prefill can be resumed, else ``prefill_first``."""
     target_itl_ms: int = _integer(500, 1)
     """Longest gap between two tokens of a request that ``bounded_gap`` allows, in milliseconds."""
+    direct_decode: bool = _flag(True)
+    """Schedule a steady decode directly, without vLLM's full scheduling."""
     decode_interleave_enabled: bool = _flag(True)
     decode_interleave_prefill_steps: int = _integer(2, 1)
     decode_interleave_decode_steps: int = _integer(1, 1)

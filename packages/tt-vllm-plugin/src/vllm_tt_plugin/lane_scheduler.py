@@ -15,6 +15,7 @@ from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.lanes import config_of_one_lane, lanes_of
 from vllm_tt_plugin.phased_scheduler import PhasedScheduler
 from vllm_tt_plugin.plan import LanePlan
+from vllm_tt_plugin.shutdown import let_the_engine_end_at_once
 from vllm_tt_plugin.step_director import StepDirector, phase_policy
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class TTLaneCoordinator(SchedulerInterface):
     def __init__(
         self, vllm_config: Any, kv_cache_config: Any, structured_output_manager: Any, **kwargs: Any
     ) -> None:
+        let_the_engine_end_at_once(vllm_config)
         lane_config = config_of_one_lane(vllm_config)
         self.kv_cache_config = kv_cache_config
         self._structured_outputs = structured_output_manager

@@ -1,8 +1,8 @@
 """Lanes: ``--data-parallel-size N`` as N in-process lanes of one mesh.
 
 A model that runs the whole mesh as one program cannot be started N times. Its data parallelism is a split
-of the batch: lane i owns rows ``[i * n, (i + 1) * n)``, its own queues and its own KV cache. vLLM is told that
-there is one engine of one process.
+of the batch: lane i owns rows ``[i * n, (i + 1) * n)``, its own queues and its own KV cache. vLLM is told
+that there is one engine of one process.
 """
 
 import copy

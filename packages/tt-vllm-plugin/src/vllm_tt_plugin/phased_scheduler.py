@@ -17,6 +17,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.steady_decode import SteadyDecode
+
 logger = logging.getLogger("vllm.tt_plugin")
 
 
@@ -26,6 +29,8 @@ class PhasedScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._stalled: tuple[str, int] | None = None
+        config = TTConfig.from_additional_config(self.vllm_config.additional_config)
+        self._steady = SteadyDecode(self) if config.direct_decode else None
         usable = (self.kv_cache_config.num_blocks - 1) * self.block_size
         if usable < self.max_model_len:
             logger.warning(
@@ -75,6 +80,10 @@ class PhasedScheduler(Scheduler):
 
         ``most_tokens`` caps the tokens of a prefill, where prompts may be cut into chunks.
         """
+        if phase is Phase.DECODE and self._steady is not None:
+            steady = self._steady.schedule()
+            if steady is not None:
+                return steady
         prefill = phase is Phase.PREFILL
         passed_over = [request for request in self.running if request.is_prefill_chunk is not prefill]
         for request in passed_over:
@@ -95,6 +104,10 @@ class PhasedScheduler(Scheduler):
         if prefill and not output.total_num_scheduled_tokens:
             self._stalled = self._stall_key()
         return output
+
+    def finish_schedule(self, output: SchedulerOutput) -> None:
+        """vLLM's own bookkeeping after a step was scheduled."""
+        self._update_after_schedule(output)
 
     def _admissible(self, chunks: int) -> int:
         """1 if a waiting request may start now, else 0; 0 too while the head is known not to fit.

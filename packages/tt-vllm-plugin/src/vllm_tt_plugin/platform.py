@@ -13,6 +13,7 @@ from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.lanes import fold_data_parallel, lanes_of
 from vllm_tt_plugin.served_model import ServedModel
+from vllm_tt_plugin.shutdown import let_front_ends_wait
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,7 +26,6 @@ logger = logging.getLogger("vllm.tt_plugin")
 WORKER_CLASS = "vllm_tt_plugin.worker.TTWorker"
 SCHEDULER_CLASS = "vllm_tt_plugin.scheduler.TTScheduler"
 LANE_SCHEDULER_CLASS = "vllm_tt_plugin.lane_scheduler.TTLaneCoordinator"
-SHUTDOWN_TIMEOUT_S = 5
 
 _REFUSED_PARAMETERS = {
     "prompt_logprobs": "logprobs of prompt tokens are not computed. Leave it (and echo with logprobs) out.",
@@ -95,11 +95,11 @@ class TTPlatform(Platform):
 
         switch_off_undeclared(vllm_config, served.capabilities)
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
+        if vllm_config.scheduler_config.scheduler_cls not in (SCHEDULER_CLASS, LANE_SCHEDULER_CLASS):
+            # Not in the engine, which has its configuration from a front end and changes it by then.
+            let_front_ends_wait(vllm_config)
         lanes = lanes_of(vllm_config)
         vllm_config.scheduler_config.scheduler_cls = SCHEDULER_CLASS if lanes == 1 else LANE_SCHEDULER_CLASS
-        if vllm_config.shutdown_timeout == 0:
-            # With 0 the engine is killed at once: outputs are lost and the mesh is not closed.
-            vllm_config.shutdown_timeout = SHUTDOWN_TIMEOUT_S
         if vllm_config.cache_config.block_size is None:
             vllm_config.cache_config.block_size = type(vllm_config.cache_config).DEFAULT_BLOCK_SIZE
 

@@ -7,6 +7,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.phased_scheduler import PhasedScheduler
 from vllm_tt_plugin.plan import StepPlan
+from vllm_tt_plugin.shutdown import let_the_engine_end_at_once
 from vllm_tt_plugin.step_director import StepDirector, phase_policy
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class TTScheduler(PhasedScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        let_the_engine_end_at_once(self.vllm_config)
         config = TTConfig.from_additional_config(self.vllm_config.additional_config)
         can_resume = bool(self.scheduler_config.enable_chunked_prefill)
         policy = phase_policy(config, can_resume, most_tokens=self.max_num_scheduled_tokens)
