@@ -33,6 +33,7 @@ def make_config(checkpoint_and_bundle: tuple[Path, Path], monkeypatch: pytest.Mo
 @pytest.fixture
 def make_scheduler(make_config: MakeConfig) -> MakeScheduler:
     def make(blocks: int = 100, **options: Any) -> "Scheduler":
-        return vllm_parts.make_scheduler(make_config(**options), blocks)
+        scheduler: Scheduler = vllm_parts.make_scheduler(make_config(**options), blocks)
+        return scheduler
 
     return make

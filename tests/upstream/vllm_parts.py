@@ -67,12 +67,12 @@ def make_config(checkpoint: Path, **options: Any) -> "VllmConfig":
     return arguments.create_engine_config()
 
 
-def make_scheduler(config: "VllmConfig", blocks: int = 100) -> Scheduler:
+def make_scheduler(config: "VllmConfig", blocks: int = 100, kind: Any = Scheduler) -> Any:
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
     group = KVCacheGroupSpec(["model.layers.0.self_attn.attn"], spec)
     cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group])
     config.cache_config.num_gpu_blocks = blocks
-    return Scheduler(config, cache, StructuredOutputManager(config), block_size=BLOCK_SIZE)
+    return kind(config, cache, StructuredOutputManager(config), block_size=BLOCK_SIZE)
 
 
 def make_request(name: str, prompt: int, max_tokens: int = 8, **sampling: Any) -> Request:
