@@ -22,6 +22,7 @@ from elastic_ep import (
     Received,
     Refused,
     Scale,
+    Suspect,
     Tell,
     Tick,
     Unresponsive,
@@ -287,6 +288,33 @@ def test_a_group_that_died_out_starts_again() -> None:
     assert world.outcomes == [Finished(True, "")]
 
 
+def test_a_whole_life_of_messages_heard_again_changes_nothing() -> None:
+    world = started((1, 2))
+    heard: list[tuple[int, bytes]] = []
+    deliver = world.deliver
+
+    def record(index: int, keep: bool = False) -> None:
+        heard.append(world.control[index])
+        deliver(index, keep)
+
+    world.deliver = record  # type: ignore[method-assign]
+    for cancelled, target in [(True, (1, 2, 4)), (False, (1, 2, 4)), (False, (2, 4))]:
+        world.event(Scale(resize(world.coordinator.placement, target)))
+        for _ in range(3):
+            world.turn()
+        if cancelled:
+            world.event(Cancel())
+        world.settle()
+    world.crash(world.processes[4])
+    world.settle()
+    before, members = world.coordinator, masked_members(world)
+    for message in heard:
+        world.control.append(message)
+        deliver(len(world.control) - 1)
+    assert world.coordinator == before
+    assert masked_members(world) == members
+
+
 def test_a_second_operation_is_refused_and_changes_nothing() -> None:
     world = started((1, 2))
     plan = resize(world.coordinator.placement, (1, 2, 4))
@@ -330,7 +358,9 @@ def test_a_suspicion_is_checked_and_evicts_nobody() -> None:
     member = world.processes[0].member
     _, actions = act(member, Overdue(1, "no part of step 7"))
     assert isinstance(actions[0], Tell)
+    suspicion = actions[0].message
+    assert isinstance(suspicion, Suspect)
     before = world.coordinator
-    after, checks = coordinate(before, Received(actions[0].message))
+    after, checks = coordinate(before, Received(suspicion))
     assert (after, checks) == (before, (Check(1, "rank 0: no part of step 7"),))
-    assert coordinate(before, Received(attrs.evolve(actions[0].message, serving=0))) == (before, ())
+    assert coordinate(before, Received(attrs.evolve(suspicion, serving=0))) == (before, ())
