@@ -75,15 +75,20 @@ class Engine:
         for index in range(REQUESTS):
             tokens = [(index * 131 + position) % (VOCAB - 1) + 1 for position in range(TOKENS_IN)]
             self._front.add_request(f"{self._runs}-{index}", TokensPrompt(prompt_token_ids=tokens), sampling)
-        while any(request.num_output_tokens == 0 for request in self.core.scheduler.requests.values()):
+        while self._decoding() < REQUESTS:
             self.core.step_fn()
+
+    def _decoding(self) -> int:
+        """How many requests have got their first token and run."""
+        lanes = getattr(self.core.scheduler, "lanes", [self.core.scheduler])
+        return sum(request.num_output_tokens > 0 for lane in lanes for request in lane.running)
 
     def decode_step_ms(self) -> float:
         """Median milliseconds of the decode steps of one run."""
         self.start_requests()
         gc.collect()
         times = []
-        while len(self.core.scheduler.running) == REQUESTS:
+        while self._decoding() == REQUESTS:
             start = time.perf_counter()
             self.core.step_fn()
             times.append(time.perf_counter() - start)
@@ -94,7 +99,7 @@ class Engine:
         """Median milliseconds of each part of a decode step, in a run of its own."""
         self.start_requests()
         with timed_parts(self.core) as parts:
-            while len(self.core.scheduler.running) == REQUESTS:
+            while self._decoding() == REQUESTS:
                 self.core.step_fn()
         self.drain()
         return {name: statistics.median(times) * 1e3 if times else 0.0 for name, times in parts.items()}
