@@ -66,14 +66,12 @@ def gaps(run: Run, after_s: float = 0.0) -> list[float]:
     return [b - a for pairs in times for a, b in pairs if a >= after_s] or [0.0]
 
 
-def teach(policy: BoundedGap, tokens: int, seconds: float) -> None:
-    """A chunk that takes so long, and a decode of 0.1 seconds."""
-    for step, took in (
-        (StepRecord(Phase.PREFILL, tokens, 0), seconds),
-        (StepRecord(Phase.DECODE, 0, 3), 0.1),
-    ):
+def teach(policy: BoundedGap, tokens: int, chunk_s: float, decode_s: float = 0.1) -> None:
+    """A chunk and a decode that take so long."""
+    chunk, decode = StepRecord(Phase.PREFILL, tokens, 0), StepRecord(Phase.DECODE, 0, 3)
+    for step, seconds in ((chunk, chunk_s), (decode, decode_s)):
         policy.ran(step, contested)
-        policy.measured(step, took)
+        policy.measured(step, seconds)
 
 
 @settings(max_examples=60, deadline=None)
@@ -164,6 +162,26 @@ def test_one_program_compiled_on_first_use_does_not_spoil_the_estimate() -> None
         ):
             policy.ran(step, contested)
             policy.measured(step, took)
+    assert policy.choose(contested) == Choice(Phase.PREFILL, 512)
+
+
+def test_quiet_decodes_do_not_hide_what_a_change_of_phase_costs() -> None:
+    policy = BoundedGap(1.0, SIZES, Line(0.0, 0.001), Line(0.1, 0.0))
+    teach(policy, 256, 0.256, decode_s=0.4)
+    for _ in range(100):
+        policy.ran(StepRecord(Phase.DECODE, 0, 3), attrs.evolve(contested, chunks=0))
+        policy.measured(StepRecord(Phase.DECODE, 0, 3), 0.1)
+    assert policy.choose(contested) == Choice(Phase.PREFILL, 512)
+    assert policy.choose(attrs.evolve(contested, gap_s=0.1)) == Choice(Phase.PREFILL, 256)
+
+
+def test_the_first_chunk_after_a_decode_learns_from_chunks_that_ran_alone() -> None:
+    policy = BoundedGap(1.0, SIZES, Line(0.0, 0.0001), Line(0.1, 0.0))
+    alone = Work(decodes=0, chunks=1, admissible=0)
+    policy.ran(StepRecord(Phase.PREFILL, 1024, 0), alone)
+    policy.measured(StepRecord(Phase.PREFILL, 1024, 0), 1.024)
+    policy.ran(StepRecord(Phase.DECODE, 0, 3), contested)
+    policy.measured(StepRecord(Phase.DECODE, 0, 3), 0.1)
     assert policy.choose(contested) == Choice(Phase.PREFILL, 512)
 
 
