@@ -17,6 +17,7 @@ from prepare_smollm2 import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 from tt_registry import Registry
 from vllm import LLM, ModelRegistry, envs
+from vllm.exceptions import VLLMValidationError
 from vllm_tt_plugin import entrypoints
 
 from .watch import PlanWatch
@@ -29,6 +30,8 @@ PROBE_LAYERS = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 Engines = Callable[..., LLM]
+REFUSALS = (ValueError, VLLMValidationError)
+"""What vLLM answers with HTTP 400."""
 
 
 class EngineShelf:
@@ -41,13 +44,14 @@ class EngineShelf:
     def __call__(self, model: Path, v2_wire_form: bool = False, **settings: Any) -> LLM:
         """The engine of these settings of vLLM's `LLM`, at rest and with an empty prefix cache."""
         key = json.dumps([str(model), v2_wire_form, settings], sort_keys=True, default=repr)
+        if key in self._kept and self._kept[key].llm_engine.has_unfinished_requests():
+            close(self._kept.pop(key))  # a test failed half way
         if key not in self._kept:
             self._kept[key] = self._build(model, v2_wire_form, settings)
             while len(self._kept) > KEPT_ENGINES:
                 close(self._kept.popitem(last=False)[1])
         self._kept.move_to_end(key)
         engine = self._kept[key]
-        assert not engine.llm_engine.has_unfinished_requests(), "a test left requests behind"
         engine.reset_prefix_cache()
         return engine
 
