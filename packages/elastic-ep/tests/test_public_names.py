@@ -5,12 +5,13 @@ import elastic_ep
 NAMES = """
 Abort Aborted Action Apply Ballot Boundary COORDINATOR Cancel CancelPrepare Check Commit CommitAt
 CommitNow Committed Completed Coordinator Copy DeadlineError DensePull Died EMPTY ElasticError Event
-Exit Expired Fence FencedError Finished Flip Heard Hello Interrupt Keep Kill LaneError Launch Lease
-LeaseDue MESSAGES Member MemberAction MemberEvent MemberPhase Message Overdue PeerLostError Phase
-Placement Plan PlanError Prepare PrepareEnded PrepareFailed Prepared Received Refused Reload Report
-Resume Resumed Retire Retired RoutingTables Run RunnerError Scale Send Shape SizeError Stage
-StartPrepare Stopped Suspect Tell Tick TransportError Unresponsive WireError act coordinate decode
-encode join nobody place rebalance resize stages stale tables
+Exit Expired Fence FencedError Finished Flag Flip Heard Hello Interrupt Keep Kill LaneError Launch
+Lease LeaseDue MESSAGES Member MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport
+Message Op Overdue PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed
+Prepared Received Refused Reload Report Resume Resumed Retire Retired RoutingTables Run RunnerError
+Scale Send Shape SizeError Span Stage StartPrepare Stopped Suspect Tell Tick Transport
+TransportError Unresponsive WireError act coordinate decode encode join nobody place rebalance
+resize stages stale tables wait wait_until
 """
 
 

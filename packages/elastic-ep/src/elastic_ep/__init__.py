@@ -34,6 +34,7 @@ from elastic_ep.errors import (
     TransportError,
     WireError,
 )
+from elastic_ep.lane import Lane, LaneShape
 from elastic_ep.member import (
     Apply,
     Boundary,
@@ -61,6 +62,8 @@ from elastic_ep.placement import EMPTY, Placement, Shape, nobody
 from elastic_ep.plan import Plan, place, rebalance, resize
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.staging import Copy, DensePull, Reload, Stage, stages
+from elastic_ep.transport import Flag, Op, Span, Transport, wait, wait_until
+from elastic_ep.transport_memory import MemoryNetwork, MemoryTransport
 from elastic_ep.wire import (
     COORDINATOR,
     MESSAGES,
@@ -116,13 +119,16 @@ __all__ = [
     "Fence",
     "FencedError",
     "Finished",
+    "Flag",
     "Flip",
     "Heard",
     "Hello",
     "Interrupt",
     "Keep",
     "Kill",
+    "Lane",
     "LaneError",
+    "LaneShape",
     "Launch",
     "Lease",
     "LeaseDue",
@@ -131,7 +137,10 @@ __all__ = [
     "MemberAction",
     "MemberEvent",
     "MemberPhase",
+    "MemoryNetwork",
+    "MemoryTransport",
     "Message",
+    "Op",
     "Overdue",
     "PeerLostError",
     "Phase",
@@ -157,12 +166,14 @@ __all__ = [
     "Send",
     "Shape",
     "SizeError",
+    "Span",
     "Stage",
     "StartPrepare",
     "Stopped",
     "Suspect",
     "Tell",
     "Tick",
+    "Transport",
     "TransportError",
     "Unresponsive",
     "WireError",
@@ -178,4 +189,6 @@ __all__ = [
     "stages",
     "stale",
     "tables",
+    "wait",
+    "wait_until",
 ]

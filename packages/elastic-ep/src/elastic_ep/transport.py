@@ -120,7 +120,9 @@ def wait_until(
         if time.monotonic() > deadline:
             raise DeadlineError(f"after {seconds} s still waiting for {late()}")
         transport.poll()
+        # The first gives the core to other processes, the second the interpreter to threads of this one.
         os.sched_yield()
+        time.sleep(0)
 
 
 def check_region(region: str, tensor: torch.Tensor) -> None:
