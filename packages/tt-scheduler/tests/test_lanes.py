@@ -66,15 +66,16 @@ def test_equal_requests_are_dealt_in_turn(count: int, requests: int) -> None:
 @pytest.mark.parametrize(
     ("other", "tokens"),
     [
-        (LaneLoad(0, 8, 100, 100, 0, 32), 10),  # no row is free
-        (LaneLoad(0, 2, 1, 100, 6, 32), 64),  # two blocks are needed
+        (LaneLoad(0, 1, 100, 100, 0, 32), 10),  # no row is free
+        (LaneLoad(0, 0, 1, 2, 8, 32), 40),  # two blocks are needed
         (LaneLoad(0, 0, 100, 100, 8, 32), 3200),  # the first generated token would not fit
-        (LaneLoad(0, 1, 99, 100, 7, 32), 10),
-        (LaneLoad(65, 0, 100, 100, 8, 32), 10),
+        (LaneLoad(0, 3, 100, 100, 5, 32), 10),
+        (LaneLoad(0, 0, 79, 100, 8, 32), 10),
+        (LaneLoad(641, 0, 100, 100, 8, 32), 10),
     ],
 )
 def test_what_speaks_against_a_lane(other: LaneLoad, tokens: int) -> None:
-    calm = LaneLoad(64, 0, 200, 200, 8, 32)
+    calm = LaneLoad(640, 0, 200, 200, 8, 32)
     assert choose_lane([other, calm], tokens) == 1
 
 

@@ -95,6 +95,7 @@ def test_a_decode_without_a_block_preempts_the_youngest_and_it_comes_back() -> N
     old, young = run.requests
     assert (old.preempted_after, young.preempted_after) == ([], [9])
     assert [request.generated for request in run.requests] == [16, 16]
+    assert sum(sum(step.step.prefills) for step in run.steps) == 8 + 8 + (8 + 9)
     summary = summarize(run)
     assert summary.preemptions == 1
     assert summary.worst_preempted_gap_s > summary.worst_gap_s > 0

@@ -58,6 +58,15 @@ def test_the_upper_estimate_holds_for_ordinary_steps(true: Line, seed: int) -> N
     assert all(seconds <= cost.upper_s(size) * (1 + 1e-9) for size, seconds in steps)
 
 
+def test_the_upper_estimate_of_large_steps_does_not_suffer_from_small_ones() -> None:
+    cost = LearnedCost(Line(0.0, 0.001))
+    for extra in (0.0, 0.0, 0.0, 0.06):
+        cost.learn(100, 0.1 + extra)
+        cost.learn(1000, 1.0)
+    assert cost.upper_s(1000) == pytest.approx(1.0)
+    assert cost.upper_s(100) == pytest.approx(0.16)
+
+
 def test_nothing_is_learned_from_nothing() -> None:
     cost = LearnedCost(Line(0.1, 0.001))
     cost.learn(0, 5.0)

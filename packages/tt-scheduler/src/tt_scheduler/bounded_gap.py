@@ -30,10 +30,11 @@ def _sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 class BoundedGap:
     """Keep the gap between two tokens of every running request under ``target_s``; prefill in the rest.
 
-    While both sides wait, it prefills the largest chunk after which a decode still ends in time, and decodes
-    if there is none. So decodes are as rare as the target allows. Where not even the smallest chunk and one
-    decode fit into the target, it alternates the two, counts such chunks in ``over_target``, and takes the
-    next larger size each time that the oldest waiting request has waited ``patience_s`` more.
+    While both sides wait, it prefills the largest chunk after which a decode still ends in time. It decodes
+    if there is none, or if what would still fit is so small that a decode and then a larger chunk prefill
+    faster. Where not even the smallest chunk and one decode fit into the target, it alternates the two,
+    counts such chunks in ``over_target``, and takes the next larger size each time that the oldest waiting
+    request has waited ``patience_s`` more.
 
     The line of a chunk's seconds by tokens and that of a decode's by rows start from the priors and follow
     what is measured. A step that changes the phase is learned apart, for a change may cost something itself.

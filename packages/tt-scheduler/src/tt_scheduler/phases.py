@@ -47,7 +47,11 @@ class Choice:
 
     phase: Phase
     prefill_tokens: int | None = None
-    """Most tokens that a prefill step may compute, over all lanes; None: the policy sets no limit."""
+    """Most tokens that a prefill step may compute, over all lanes; None: the policy sets no limit.
+
+    On a device that pads, chunks count as padded, and ``pack`` says what to take: 100 tokens of each of ten
+    prompts are not one chunk of 1,000.
+    """
 
 
 @attrs.frozen
@@ -56,7 +60,7 @@ class StepRecord:
 
     phase: Phase
     prefill_tokens: int = 0
-    """Tokens of prompts and replays."""
+    """Tokens of prompts and replays, chunks counted as padded if the device pads."""
     decode_rows: int = 0
     """Requests that each got one token."""
 
