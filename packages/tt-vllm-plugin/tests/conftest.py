@@ -64,6 +64,15 @@ def configure(checkpoint: Path, **options: Any) -> "VllmConfig":
     return arguments.create_engine_config()
 
 
+def with_lanes(config: "VllmConfig", lanes: int) -> "VllmConfig":
+    """The configuration that `--data-parallel-size` gives for a model that runs the whole mesh."""
+    from vllm_tt_plugin.lanes import fold_data_parallel
+
+    config.parallel_config.data_parallel_size = lanes
+    fold_data_parallel(config)
+    return config
+
+
 @pytest.fixture
 def serve_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`serve_bundle("Version1")`: from now on, that class serves the checkpoint."""

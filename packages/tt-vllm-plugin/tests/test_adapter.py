@@ -15,7 +15,7 @@ from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.kv_cache import KVCacheShape
 from vllm_tt_plugin.mesh import HostMesh
 
-from .conftest import MakeConfig
+from .conftest import MakeConfig, with_lanes
 from .strict_adapters import VOCAB, HostSampled, KeywordOnly, Language, Version0, Version1, logits
 
 SHAPE = KVCacheShape(kv_heads=2, block_size=4, head_size=8, dtype=torch.bfloat16, num_layers=3)
@@ -28,10 +28,11 @@ COMMANDS = {"reload_inputs", "reload_page_table", "reload_sampling_params", "res
 FIRST = ReloadCommands(reload_inputs=True, reload_sampling_params=True, reset_sampling_state=True)
 
 
-def adapter(cls: type[Language], **settings: Any) -> Adapter:
+def adapter(cls: type[Language], lanes: int = 1, **settings: Any) -> Adapter:
     model = cls()
     capabilities = Capabilities.from_class(cls)
-    made = Adapter(model, capabilities, HostMesh.open((1, 1)), TTConfig.parse(settings), max_rows=4)
+    mesh = HostMesh.open((1, 1))
+    made = Adapter(model, capabilities, mesh, TTConfig.parse(settings), max_rows=4, lanes=lanes)
     made.allocate(SHAPE, BLOCKS, page_table_width=5)
     return made
 
@@ -77,6 +78,16 @@ def test_a_prefill_that_the_host_samples(cls: type[Language]) -> None:
     assert result.tokens is None
     assert result.logits is not None
     assert result.logits.shape == (2, VOCAB)
+
+
+@pytest.mark.parametrize(("lanes", "kind"), [(1, np.ndarray), (2, torch.Tensor)])
+def test_the_start_of_chunks_is_a_tensor_in_lanes(lanes: int, kind: type[Any]) -> None:
+    made = adapter(HostSampled, lanes)
+    made.prefill(prefill_inputs(), None)
+    (arguments,) = passed(made, "prefill_forward")
+    assert isinstance(arguments["start_pos"], kind)
+    assert arguments["start_pos"].tolist() == [0, 0]
+    assert isinstance(arguments["prompt_lens"], np.ndarray)
 
 
 @pytest.mark.parametrize("cls", [Version0, Version1])
@@ -281,12 +292,12 @@ def test_the_second_warm_up_is_not_skipped() -> None:
 
 @pytest.mark.parametrize("cls", [HostSampled, KeywordOnly])
 def test_loading_and_allocation(make_config: MakeConfig, cls: type[Language]) -> None:
-    config, mesh = make_config(max_num_seqs=4), HostMesh.open((2, 4))
+    config, mesh = with_lanes(make_config(max_num_seqs=4), 2), HostMesh.open((2, 4))
     settings = TTConfig(optimizations="accuracy")
-    made = Adapter.load(cls, Capabilities.from_class(cls), mesh, settings, config, lanes=2)
+    made = Adapter.load(cls, Capabilities.from_class(cls), mesh, settings, config)
     hf_config = config.model_config.hf_config
     assert made.model.loaded_with == (hf_config, mesh.device, 8, 128, 2, "accuracy")
-    assert made.max_rows == 8
+    assert (made.max_rows, made.lanes) == (8, 2)
     made.allocate(SHAPE, BLOCKS, page_table_width=5)
     assert made.model.allocated == ((10, 2, 4, 8), torch.bfloat16, 3)
 

@@ -6,7 +6,7 @@ import torch
 from vllm_tt_plugin.errors import ConfigurationError
 from vllm_tt_plugin.kv_cache import KVCacheShape, adapter_specs, blocks_per_request, max_tokens
 
-from .conftest import MakeConfig
+from .conftest import MakeConfig, with_lanes
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ from .conftest import MakeConfig
 def test_heads_are_shared_out_in_a_lane(
     make_config: MakeConfig, total: int, devices: int, lanes: int, heads: int
 ) -> None:
-    config = make_config(hf_overrides={"num_key_value_heads": total})
-    shape = KVCacheShape.of(config, devices, lanes)
+    config = with_lanes(make_config(hf_overrides={"num_key_value_heads": total}), lanes)
+    shape = KVCacheShape.of(config, devices)
     assert shape == KVCacheShape(heads, block_size=4, head_size=4, dtype=torch.bfloat16, num_layers=3)
 
 
 def test_bytes_for_the_planner(make_config: MakeConfig) -> None:
-    shape = KVCacheShape.of(make_config(), num_devices=1, lanes=1)
+    shape = KVCacheShape.of(make_config(), num_devices=1)
     specs = shape.specs()
     assert list(specs) == [f"model.layers.{index}.self_attn.attn" for index in range(3)]
     page = 2 * 4 * 2 * 4 * 2  # keys and values, tokens, heads, head size, bytes
@@ -60,7 +60,8 @@ class Budget:
         max_num_seqs: int,
     ) -> int:
         assert model_name
-        assert (num_devices, tt_data_parallel, max_model_len, max_num_seqs) == (8, 1, 128, 8)
+        assert (num_devices, max_model_len, max_num_seqs) == (8, 128, 8), "max_num_seqs is one lane's"
+        assert tt_data_parallel in (1, 2)
         return cls.tokens
 
 
@@ -70,14 +71,15 @@ class TooSmall(Budget):
 
 def test_the_token_budget_is_the_adapters_or_the_contracts(make_config: MakeConfig) -> None:
     config = make_config()
-    assert max_tokens(Silent, config, 8, 1) == 131_072
-    assert max_tokens(Budget, config, 8, 1) == 200
+    assert max_tokens(Silent, config, 8) == 131_072
+    assert max_tokens(Budget, config, 8) == 200
+    assert max_tokens(Budget, with_lanes(config, 2), 8) == 200
 
 
 def test_a_budget_below_the_longest_sequence_is_refused(make_config: MakeConfig) -> None:
     with pytest.raises(ConfigurationError, match="holds 127 tokens on this mesh, and max_model_len is 128"):
-        max_tokens(TooSmall, make_config(), 8, 1)
-    assert max_tokens(TooSmall, make_config(num_gpu_blocks_override=99), 8, 1) == 127
+        max_tokens(TooSmall, make_config(), 8)
+    assert max_tokens(TooSmall, make_config(num_gpu_blocks_override=99), 8) == 127
 
 
 def describes(*specs: Any) -> type[Any]:
@@ -88,7 +90,7 @@ def describes(*specs: Any) -> type[Any]:
 def test_an_adapter_may_describe_its_own_cache(make_config: MakeConfig) -> None:
     config = make_config()
     one, other = (
-        KVCacheShape.of(config, devices, 1).specs()["model.layers.0.self_attn.attn"] for devices in (1, 2)
+        KVCacheShape.of(config, devices).specs()["model.layers.0.self_attn.attn"] for devices in (1, 2)
     )
     assert adapter_specs(Silent, config) is None
     assert adapter_specs(describes(), config) is None

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +19,19 @@ from vllm_tt_plugin.checks import problems_of, switch_off_undeclared
 from vllm_tt_plugin.errors import ConfigurationError
 from vllm_tt_plugin.mesh_ttnn import Probe
 from vllm_tt_plugin.platform import SCHEDULER_CLASS, WORKER_CLASS, TTPlatform
+from vllm_tt_plugin.served_model import ServedModel
 
-from .conftest import MakeConfig
+from .conftest import ARCHITECTURE, MakeConfig
 
 PROMPT = TokensInput(type="token", prompt_token_ids=[1, 2])
 EVERYTHING = Capabilities(
     supports_prefix_caching=True, supports_chunked_prefill=True, supports_async_decode=True
 )
+
+
+def able(capabilities: Capabilities = EVERYTHING) -> ServedModel:
+    """The served model, as if its class declared these."""
+    return attrs.evolve(ServedModel.find([ARCHITECTURE], os.environ), capabilities=capabilities)
 
 
 def settings(config: Any) -> dict[str, Any]:
@@ -172,7 +179,7 @@ PARALLEL = (
 def test_parallel_sizes_are_refused(make_config: MakeConfig, size: str) -> None:
     config = make_config()
     setattr(config.parallel_config, size, 2)
-    (problem,) = problems_of(config, EVERYTHING)
+    (problem,) = problems_of(config, able(), (1, 1))
     assert " 2" in problem.found
     assert problem.fix
 
@@ -185,7 +192,7 @@ def test_unservable_features_are_refused_together(make_config: MakeConfig) -> No
     config.model_config.enable_prompt_embeds = True
     config.model_config.runner_type = "pooling"
     blocks = attrs.evolve(EVERYTHING, output_tokens_per_step=4)
-    found = "\n".join(problem.found for problem in problems_of(config, blocks))
+    found = "\n".join(problem.found for problem in problems_of(config, able(blocks), (1, 1)))
     for words in (
         "executor-backend is 'ray'",
         "backend ray",

@@ -44,8 +44,8 @@ class Rig:
         config = TTConfig.parse(tt)
         capabilities = Capabilities.from_class(cls)
         self.planner = Planner(ROWS, NUM_BLOCKS, v2)
-        adapter = Adapter(cls(), capabilities, HostMesh.open((1, 1)), config, max_rows=ROWS)
-        shape = KVCacheShape.of(vllm_config, num_devices=1, lanes=1)
+        adapter = Adapter(cls(), capabilities, HostMesh.open((1, 1)), config, max_rows=ROWS, lanes=1)
+        shape = KVCacheShape.of(vllm_config, num_devices=1)
         adapter.allocate(shape, _Blocks, page_table_width=20)  # type: ignore[arg-type]
         adapter.decode_sizes = (1, 2)
         self.model: Any = adapter.model
