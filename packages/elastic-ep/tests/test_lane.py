@@ -13,7 +13,7 @@ class TestOverMemory(LaneConformance):
 
     @pytest.fixture(autouse=True)
     def _fresh_network(self) -> None:
-        self.network = MemoryNetwork(seed=5, delay=3, repeat=0.3)
+        self.network = MemoryNetwork(seed=5, delay=1, repeat=0.3)
 
     def make(self, name: str) -> Transport:
         return self.network.end(name)

@@ -3,15 +3,16 @@
 import elastic_ep
 
 NAMES = """
-Abort Aborted Action Apply Ballot Boundary COORDINATOR Cancel CancelPrepare Check Commit CommitAt
-CommitNow Committed Completed Coordinator Copy DeadlineError DensePull Died EMPTY ElasticError Event
-Exit Expired Fence FencedError Finished Flag Flip Heard Hello Interrupt Keep Kill LaneError Launch
-Lease LeaseDue MESSAGES Member MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport
-Message Op Overdue PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed
-Prepared Received Refused Reload Report Resume Resumed Retire Retired RoutingTables Run RunnerError
-Scale Send Shape SizeError Span Stage StartPrepare Stopped Suspect Tell Tick Transport
-TransportError Unresponsive WireError act coordinate decode encode join nobody place rebalance
-resize stages stale tables wait wait_until
+Abort Aborted Action Address Apply Ballot Boundary COORDINATOR Cancel CancelPrepare Check Commit
+CommitAt CommitNow Committed Completed Coordinator Copy DeadlineError DensePull Died EMPTY
+EagerRunner ElasticError Event Exit Expired Fence FencedError Fingerprint Finished Flag Flip Heard
+Hello Interrupt Keep Kill Lane LaneError LaneShape Launch Lease LeaseDue MESSAGES Member
+MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport Message Op Overdue PeerLostError
+Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed Prepared Received Refused Reload
+Report Resume Resumed Retire Retired RoutingTables Run Runner RunnerError Scale Send Shape SizeError
+Span Stage StartPrepare StaticRunner Stopped Suspect Tell Tick Transport TransportError Unresponsive
+WireError act coordinate decode encode join nobody place rebalance resize stages stale tables wait
+wait_until
 """
 
 

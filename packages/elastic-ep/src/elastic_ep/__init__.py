@@ -61,6 +61,7 @@ from elastic_ep.member import (
 from elastic_ep.placement import EMPTY, Placement, Shape, nobody
 from elastic_ep.plan import Plan, place, rebalance, resize
 from elastic_ep.routing import RoutingTables, tables
+from elastic_ep.runner import Address, EagerRunner, Fingerprint, Runner, StaticRunner
 from elastic_ep.staging import Copy, DensePull, Reload, Stage, stages
 from elastic_ep.transport import Flag, Op, Span, Transport, wait, wait_until
 from elastic_ep.transport_memory import MemoryNetwork, MemoryTransport
@@ -94,6 +95,7 @@ __all__ = [
     "Abort",
     "Aborted",
     "Action",
+    "Address",
     "Apply",
     "Ballot",
     "Boundary",
@@ -112,12 +114,14 @@ __all__ = [
     "DensePull",
     "Died",
     "EMPTY",
+    "EagerRunner",
     "ElasticError",
     "Event",
     "Exit",
     "Expired",
     "Fence",
     "FencedError",
+    "Fingerprint",
     "Finished",
     "Flag",
     "Flip",
@@ -161,6 +165,7 @@ __all__ = [
     "Retired",
     "RoutingTables",
     "Run",
+    "Runner",
     "RunnerError",
     "Scale",
     "Send",
@@ -169,6 +174,7 @@ __all__ = [
     "Span",
     "Stage",
     "StartPrepare",
+    "StaticRunner",
     "Stopped",
     "Suspect",
     "Tell",
