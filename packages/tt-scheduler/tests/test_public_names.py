@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import tt_scheduler
+import tt_scheduler.sim
 
 
 def test_public_names() -> None:
@@ -18,6 +19,7 @@ def test_public_names() -> None:
         "PrefillFirst",
         "RowAccount",
         "RowError",
+        "SimulationError",
         "Standing",
         "StepRecord",
         "TTSchedulerError",
@@ -29,9 +31,41 @@ def test_public_names() -> None:
     assert all(hasattr(tt_scheduler, name) for name in tt_scheduler.__all__)
 
 
+def test_public_names_of_the_simulator() -> None:
+    assert sorted(tt_scheduler.sim.__all__) == [
+        "Arrival",
+        "Device",
+        "LaneShape",
+        "MODES",
+        "MixedBudget",
+        "Mode",
+        "PRESETS",
+        "PhasePure",
+        "RanStep",
+        "Run",
+        "Setup",
+        "SimRequest",
+        "SimStep",
+        "Summary",
+        "TRACES",
+        "bursts",
+        "chat_mix",
+        "draw",
+        "long_prompts",
+        "mode_named",
+        "percentile",
+        "read_arrivals",
+        "read_measured",
+        "saturating",
+        "simulate",
+        "summarize",
+        "table",
+        "write_arrivals",
+    ]
+    assert all(hasattr(tt_scheduler.sim, name) for name in tt_scheduler.sim.__all__)
+
+
 def test_scheduling_imports_no_framework() -> None:
-    code = (
-        "import sys, tt_scheduler; print([m for m in ('vllm', 'torch', 'numpy', 'ttnn') if m in sys.modules])"
-    )
+    code = "import sys, tt_scheduler.sim; print([m for m in ('vllm', 'torch', 'numpy', 'ttnn', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

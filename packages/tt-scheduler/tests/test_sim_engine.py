@@ -6,6 +6,7 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tt_scheduler import Choice, Phase, PrefillFirst, SimulationError, Work
 from tt_scheduler.sim import (
     MODES,
     PRESETS,
@@ -13,6 +14,7 @@ from tt_scheduler.sim import (
     Device,
     LaneShape,
     MixedBudget,
+    PhasePure,
     Run,
     Setup,
     mode_named,
@@ -99,6 +101,22 @@ def test_a_decode_without_a_block_preempts_the_youngest_and_it_comes_back() -> N
     summary = summarize(run)
     assert summary.preemptions == 1
     assert summary.worst_preempted_gap_s > summary.worst_gap_s > 0
+
+
+def test_the_lane_that_has_waited_longest_prefills_first() -> None:
+    setup = Setup(DEVICE, LaneShape(rows=4, blocks=100), lanes=2, step_tokens=64)
+    trace = [Arrival(0.0, 128, 1), Arrival(0.01, 192, 1), Arrival(0.02, 10, 1)]
+    run = simulate(trace, setup, mode_named("prefill-first", setup))
+    assert [step.lane_prefills for step in run.steps[:5]] == [(64, 0), (64, 0), (0, 64), (0, 64), (0, 64)]
+
+
+def test_a_policy_that_serves_nobody_is_named() -> None:
+    class Idle(PrefillFirst):
+        def choose(self, work: Work) -> Choice:
+            return Choice(Phase.EMPTY)
+
+    with pytest.raises(SimulationError, match=r"at 2\.000 s requests wait, and .*Idle.* fills no step"):
+        simulate([Arrival(2, 5, 5)], Setup(DEVICE, LaneShape(1, 10)), PhasePure(Idle()))
 
 
 def test_the_first_step_of_each_shape_is_captured() -> None:

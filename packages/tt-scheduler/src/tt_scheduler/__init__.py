@@ -6,7 +6,7 @@ The simulator is ``tt_scheduler.sim``.
 from tt_scheduler.bounded_gap import BoundedGap
 from tt_scheduler.chunks import pack, padded
 from tt_scheduler.cursor import Admission, Standing
-from tt_scheduler.errors import CursorError, RowError, TTSchedulerError
+from tt_scheduler.errors import CursorError, RowError, SimulationError, TTSchedulerError
 from tt_scheduler.lanes import LaneLoad, choose_lane
 from tt_scheduler.phases import Choice, Interleave, Phase, PhasePolicy, PrefillFirst, StepRecord, Work
 from tt_scheduler.rows import RowAccount
@@ -25,6 +25,7 @@ __all__ = [
     "PrefillFirst",
     "RowAccount",
     "RowError",
+    "SimulationError",
     "Standing",
     "StepRecord",
     "TTSchedulerError",

@@ -2,7 +2,8 @@
 
 TTSchedulerError
 ├── RowError          a row was taken twice, or none is free
-└── CursorError       the counts of one request contradict one another
+├── CursorError       the counts of one request contradict one another
+└── SimulationError   a simulated policy serves nobody although requests wait
 """
 
 
@@ -16,3 +17,7 @@ class RowError(TTSchedulerError):
 
 class CursorError(TTSchedulerError):
     """A request's computed, scheduled and known tokens cannot all be true."""
+
+
+class SimulationError(TTSchedulerError):
+    """A simulation cannot go on: the policy chose nothing, and nothing more will arrive."""

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         setup, runs = _runs(chosen)
         pictures = draw(runs, chosen.plot) if chosen.plot else []
-    except (ValueError, OSError, ImportError) as error:
+    except ImportError as error:
+        command.error(f"{error}; --plot needs matplotlib: install tt-scheduler[plot]")
+    except (ValueError, OSError) as error:
         command.error(str(error))
     summaries = {name: summarize(run) for name, run in runs.items()}
     if chosen.json:

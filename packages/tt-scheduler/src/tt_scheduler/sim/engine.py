@@ -8,6 +8,7 @@ from typing import Protocol
 import attrs
 
 from tt_scheduler.chunks import padded
+from tt_scheduler.errors import SimulationError
 from tt_scheduler.lanes import choose_lane
 from tt_scheduler.phases import Phase, PhasePolicy, StepRecord, Work
 from tt_scheduler.sim.arrivals import Arrival
@@ -124,7 +125,10 @@ class Setup:
 
 
 def simulate(arrivals: Sequence[Arrival], setup: Setup, mode: Mode) -> Run:
-    """Serve all arrivals to their end. A request stays in the lane that ``choose_lane`` names for it."""
+    """Serve all arrivals to their end. A request stays in the lane that ``choose_lane`` names for it.
+
+    Raises ``SimulationError`` if the mode leaves requests waiting for ever.
+    """
     lanes = [Lane(setup.shape) for _ in range(setup.lanes)]
     clock = _Clock(setup)
     pending = [SimRequest(f"r{i}", arrival) for i, arrival in enumerate(sorted(arrivals))][::-1]
@@ -141,7 +145,9 @@ def simulate(arrivals: Sequence[Arrival], setup: Setup, mode: Mode) -> Run:
         elif pending:
             clock.now = max(clock.now, pending[-1].arrival.at_s)
         elif any(lane.running or lane.waiting for lane in lanes):
-            raise RuntimeError("requests wait, and no step could be filled: the policy starves them")
+            raise SimulationError(
+                f"at {clock.now:.3f} s requests wait, and {mode} fills no step; let it choose what could run"
+            )
     return Run(tuple(requests), tuple(refused), tuple(clock.steps))
 
 
