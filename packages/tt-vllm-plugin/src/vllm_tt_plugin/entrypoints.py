@@ -1,10 +1,13 @@
 """What vLLM calls first. Only the standard library is imported here: an entry point that fails to import is
 logged by vLLM and then passed over, so that another platform would serve in silence."""
 
+import atexit
 import importlib.metadata
 import importlib.util
 import logging
 import os
+import shutil
+import tempfile
 
 logger = logging.getLogger("vllm.tt_plugin")
 
@@ -21,9 +24,24 @@ def platform_plugin() -> str | None:
     """
     on_host = os.environ.get("MESH_DEVICE", "").strip().startswith("host")
     if on_host or importlib.util.find_spec("ttnn") is not None:
+        _share_metrics()
         return TT_PLATFORM
     logger.debug("ttnn is not installed and MESH_DEVICE does not name a host mesh; staying out of the way")
     return None
+
+
+def _share_metrics() -> None:
+    """Choose Prometheus's multiprocess mode for this server, whose counters live in the engine's process.
+
+    prometheus_client settles its mode when it is imported, so this has to come first. Processes that are
+    started later inherit the folder; the one that made it removes it.
+    """
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="tt-vllm-metrics-")
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    maker = os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == maker else None)
 
 
 def register() -> None:

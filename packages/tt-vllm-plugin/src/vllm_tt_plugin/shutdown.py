@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-_FRONT_END_WAITS_S = 5
+_FRONT_END_WAITS_S = 31
+"""Time to close a large mesh; only a number that nobody gives by hand can be told from the user's own."""
 
 
 def let_front_ends_wait(config: "VllmConfig") -> None:

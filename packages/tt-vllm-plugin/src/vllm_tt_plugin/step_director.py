@@ -22,6 +22,7 @@ from tt_scheduler import (
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.metrics import LaneCounts, StepMetrics
 from vllm_tt_plugin.phased_scheduler import PhasedScheduler
 
 SMALLEST_CHUNK = 128
@@ -44,6 +45,7 @@ class StepDirector:
     policy: PhasePolicy
     rows_per_lane: int
     clock: Callable[[], float] = time.monotonic
+    metrics: StepMetrics = attrs.field(factory=StepMetrics)
     _accounts: list[RowAccount] = attrs.field(factory=list, init=False)
     _running: deque[tuple[StepRecord, float]] = attrs.field(factory=deque, init=False)
     _last_end: float = attrs.field(default=0.0, init=False)
@@ -60,7 +62,8 @@ class StepDirector:
         choice = self.policy.choose(work)
         phase = choice.phase
         outputs = _schedule(lanes, choice, throttle_prefills)
-        if phase is Phase.PREFILL and work.decodes and _is_empty(outputs):
+        falls_back = phase is Phase.PREFILL and bool(work.decodes) and _is_empty(outputs)
+        if falls_back:
             phase, tried = Phase.DECODE, outputs
             outputs = _schedule(lanes, Choice(phase), throttle_prefills)
             for before, output in zip(tried, outputs, strict=True):
@@ -69,7 +72,13 @@ class StepDirector:
             phase = Phase.EMPTY
         else:
             self._note(phase, outputs, work, now)
-        return Step(phase, tuple(outputs), self._account_rows(outputs))
+        rows = self._account_rows(outputs)
+        preempted = sum(len(output.preempted_req_ids or ()) for output in outputs)
+        self.metrics.step(phase, len(rows), preempted, falls_back, work.gap_s)
+        if self.metrics.due or phase is Phase.EMPTY:
+            counts = [LaneCounts(*lane.get_request_counts()) for lane in lanes]
+            self.metrics.write(counts)
+        return Step(phase, tuple(outputs), rows)
 
     def finished(self, step_phase: Phase) -> None:
         """Note that the oldest step under way has ended; policies learn from how long it took."""

@@ -1,0 +1,86 @@
+"""What the scheduler chose, as Prometheus metrics on the server's ``/metrics``.
+
+The scheduler lives in the engine's process, and the front ends answer ``/metrics``: what crosses is files of
+Prometheus's multiprocess mode, for one front end as for many. Metrics here belong to no registry, so that one
+process may hold several engines; the files carry them all the same.
+"""
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Sequence
+
+import attrs
+from prometheus_client import Counter, Gauge
+from tt_scheduler import Phase
+
+FLUSH_S = 0.5
+"""A step counts in plain integers; this often they are written, which takes a lock and a mapped file."""
+
+
+@attrs.frozen
+class LaneCounts:
+    """Requests of one lane."""
+
+    running: int
+    waiting: int
+
+
+class StepMetrics:
+    """Counts steps and writes them out now and then."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._written_at = clock()
+        self._steps: Tally[Phase] = Tally()
+        self._fallbacks = self._admitted = self._preempted = 0
+        self._worst_gap_s = 0.0
+        self._steps_total = Counter("tt:steps", "Steps by phase.", ["phase"], registry=None)
+        self._fallbacks_total = Counter(
+            "tt:prefill_fallbacks", "Prefill steps that placed nothing and became decodes.", registry=None
+        )
+        self._admitted_total = Counter(
+            "tt:admissions", "Requests that got a row: arrivals and resumed ones.", registry=None
+        )
+        self._preempted_total = Counter("tt:preemptions", "Requests that lost their row.", registry=None)
+        self._gap = Gauge(
+            "tt:worst_decode_gap_seconds",
+            "Longest time that running requests waited for a decode step.",
+            multiprocess_mode="max",
+            registry=None,
+        )
+        self._running = _lane_gauge("tt:lane_running", "Requests that hold a row, by lane.")
+        self._waiting = _lane_gauge("tt:lane_waiting", "Requests that wait for a row, by lane.")
+
+    def step(
+        self, phase: Phase, admitted: int = 0, preempted: int = 0, fell_back: bool = False, gap_s: float = 0.0
+    ) -> None:
+        """Count one step. ``gap_s``: how long decodes had waited when it was chosen."""
+        self._steps[phase] += 1
+        self._admitted += admitted
+        self._preempted += preempted
+        self._fallbacks += fell_back
+        self._worst_gap_s = max(self._worst_gap_s, gap_s)
+
+    @property
+    def due(self) -> bool:
+        """Whether ``write`` has something to do."""
+        return self._clock() - self._written_at >= FLUSH_S
+
+    def write(self, lanes: Sequence[LaneCounts]) -> None:
+        """Write out what was counted."""
+        self._written_at = self._clock()
+        for phase, count in self._steps.items():
+            self._steps_total.labels(phase.value).inc(count)
+        self._fallbacks_total.inc(self._fallbacks)
+        self._admitted_total.inc(self._admitted)
+        self._preempted_total.inc(self._preempted)
+        self._gap.set(self._worst_gap_s)
+        for index, lane in enumerate(lanes):
+            self._running.labels(str(index)).set(lane.running)
+            self._waiting.labels(str(index)).set(lane.waiting)
+        self._steps.clear()
+        self._fallbacks = self._admitted = self._preempted = 0
+
+
+def _lane_gauge(name: str, meaning: str) -> Gauge:
+    return Gauge(name, meaning, ["lane"], multiprocess_mode="mostrecent", registry=None)
