@@ -121,6 +121,9 @@ class TTWorker(WorkerBase):
     def synchronize_device(self) -> None:
         """Every step is finished before it returns."""
 
+    def reset_encoder_cache(self) -> None:
+        """A pause that clears the caches asks for it; no encoder's output is kept here."""
+
     def shutdown(self) -> None:
         self._runner = self._adapter = None
         if self._mesh is not None:
