@@ -70,8 +70,8 @@ class Device:
         """This device with the five costs of a step that fit measured steps best, by least squares.
 
         The squares are of errors relative to the step, so that short steps count as much as long ones. A
-        cost that would come out negative is 0. Padding and recapture stay as they are. Raises
-        ``ValueError`` without any measured step of a phase.
+        cost that would come out negative is 0, and so is one that the steps do not tell from others. Padding
+        and recapture stay as they are. Raises ``ValueError`` without any measured step of a phase.
         """
         steps = list(measured)
         if not any(step.prefills for step, _ in steps) or not any(step.decode_rows for step, _ in steps):
@@ -103,7 +103,10 @@ def read_measured(path: Path) -> list[tuple[SimStep, float]]:
         try:
             entry = json.loads(line)
             step = SimStep(tuple(entry["prefills"]), entry["decode_rows"], entry["changes_phase"])
-            steps.append((step, float(entry["seconds"])))
+            seconds = float(entry["seconds"])
+            if seconds <= 0:
+                raise ValueError("seconds is not above 0")
+            steps.append((step, seconds))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}, line {number}: {line[:100]!r} is no measured step ({error!r}); expected prefills,"

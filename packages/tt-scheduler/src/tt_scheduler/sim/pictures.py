@@ -60,7 +60,7 @@ def _phases(runs: Mapping[str, Run], path: Path) -> Path:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    lanes = max(len(step.lane_prefills) for run in runs.values() for step in run.steps)
+    lanes = max((len(step.lane_prefills) for run in runs.values() for step in run.steps), default=1)
     figure = Figure(figsize=(13, 0.8 + len(runs) * (0.7 + 0.3 * lanes)), layout="constrained")
     panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, run) in zip(panels, runs.items(), strict=True):
