@@ -153,6 +153,12 @@ def test_a_small_chunk_that_would_slow_prefill_down_gives_way_to_a_decode() -> N
     assert chosen == [1024, 1024, 1024]
 
 
+def test_prompts_that_end_in_a_chunk_decode_after_it() -> None:
+    """Six rows take 0.6 s, the three of now 0.3."""
+    policy = BoundedGap(1.0, SIZES, Line(0.0, 0.001), Line(0.0, 0.1))
+    assert policy.choose(Work(decodes=3, chunks=1, admissible=2)) == Choice(Phase.PREFILL, 256)
+
+
 def test_one_program_compiled_on_first_use_does_not_spoil_the_estimate() -> None:
     policy = BoundedGap(1.0, SIZES, Line(0.0, 0.001), Line(0.1, 0.0))
     for seconds in (60.0, 0.128, 0.130, 0.127):

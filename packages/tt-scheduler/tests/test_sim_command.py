@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tt_scheduler.sim import PRESETS, TRACES, Arrival, SimStep, read_arrivals, write_arrivals
+from tt_scheduler.sim import PRESETS, TRACES, Arrival, Run, SimStep, draw, read_arrivals, write_arrivals
 from tt_scheduler.sim.command import main
 
 SHORT = [Arrival(0.0, 100, 10), Arrival(0.1, 3000, 5)]
@@ -80,6 +80,11 @@ def test_pictures(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for name in ("times.png", "phases.png"):
         assert (tmp_path / "drawn" / name).read_bytes().startswith(b"\x89PNG")
     assert "drew" in capsys.readouterr().err
+
+
+def test_a_picture_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert all(path.exists() for path in draw({"none": Run((), (), ())}, tmp_path))
 
 
 def test_arrivals_come_back_in_order(tmp_path: Path) -> None:

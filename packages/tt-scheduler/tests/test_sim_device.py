@@ -88,7 +88,13 @@ def test_measured_steps_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "nothing", '{"prefills": 3, "decode_rows": 1, "changes_phase": true}']
+    "line",
+    [
+        "{}",
+        "nothing",
+        '{"prefills": 3, "decode_rows": 1, "changes_phase": true, "seconds": 1}',
+        '{"prefills": [3], "decode_rows": 0, "changes_phase": false, "seconds": 0}',
+    ],
 )
 def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "steps.jsonl"

@@ -46,7 +46,7 @@ def bursts(count: int = 4, size: int = 16, every_s: float = 30.0, seed: int = 0)
 
 
 def long_prompts(
-    running: int = 24, longs: int = 8, long_tokens: int = 16384, at_s: float = 10.0
+    running: int = 24, longs: int = 8, long_tokens: int = 16384, at_s: float = 3.0
 ) -> list[Arrival]:
     """``running`` chats of 128 tokens in and 600 out, and long prompts that come into their decode."""
     chats = [Arrival(0.0, 128, 600) for _ in range(running)]
