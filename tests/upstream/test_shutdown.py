@@ -41,6 +41,6 @@ def test_the_engines_configuration_is_its_schedulers_and_is_set_up_again(make_co
 
 
 def test_a_timeout_that_the_user_gives_is_kept(make_config: MakeConfig) -> None:
-    config = make_config(shutdown_timeout=30)
+    config = make_config(shutdown_timeout=5)
     make_scheduler(config, kind=config.scheduler_config.get_scheduler_cls())
-    assert config.shutdown_timeout == 30
+    assert config.shutdown_timeout == 5

@@ -1,0 +1,79 @@
+"""Servers of several processes, and how a server ends."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from .conftest import OPTIONS
+from .serving import MODEL, SERVE_SMOLLM2, Server, environment, running, tail
+from .test_requests import PROMPTS, generate
+
+ENDS_WITHIN_S = 30  # most of it is for a busy machine
+
+
+def stream(client: OpenAI, max_tokens: int) -> Iterator[Any]:
+    """The choices of a streamed completion that does not end before `max_tokens`."""
+    chunks = client.completions.create(
+        model=MODEL,
+        prompt=PROMPTS[2],
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    return (chunk.choices[0] for chunk in chunks)
+
+
+def nothing_is_left_of(server: Server) -> bool:
+    deadline = time.monotonic() + 5
+    while server.members() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not server.members()
+
+
+def test_ctrl_c_ends_the_server_soon_and_delivers_what_was_generated(tmp_path: Path) -> None:
+    """With a finished request, and with one in the middle of a generation that would take far longer."""
+    with running([*SERVE_SMOLLM2, *OPTIONS], tmp_path) as server, server.client() as other:
+        finished = list(stream(other, 16))
+        assert finished[-1].finish_reason == "length"
+        unfinished = stream(other, 450)
+        received = [next(unfinished) for _ in range(3)]
+        server.press_ctrl_c()
+        pressed = time.monotonic()
+        received += unfinished
+        code = server.process.wait(ENDS_WITHIN_S)
+        assert time.monotonic() - pressed < ENDS_WITHIN_S
+        assert code == 0, tail(server.log)
+        assert nothing_is_left_of(server), tail(server.log)
+        assert "force killing" not in server.log.read_text(), tail(server.log)
+    whole, text = ("".join(choice.text for choice in choices) for choices in (finished, received))
+    assert text.startswith(whole) or whole.startswith(text)
+    assert received[-1].finish_reason == "abort"
+
+
+def test_two_api_servers_and_the_second_wire_form_serve_the_same_tokens(
+    tmp_path: Path, client: OpenAI
+) -> None:
+    """Eight at once, more than the cache holds, so that some are preempted and resumed in the V2 form."""
+    prompts = [f"{number} is my number. " + PROMPTS[2] * 2 for number in range(8)]
+    expected = [generate(client, prompt, max_tokens=40) for prompt in prompts]
+    command = [*SERVE_SMOLLM2, *OPTIONS, "--api-server-count", "2"]
+    with running(command, tmp_path, environment(VLLM_USE_V2_MODEL_RUNNER="1")) as server:
+
+        def through_its_own_connection(prompt: str) -> list[int]:
+            with server.client() as other:
+                return generate(other, prompt, max_tokens=40)
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(through_its_own_connection, prompts)) == expected
+        assert server.metric("vllm:num_preemptions_total") > 0
+        log = server.log.read_text()
+        assert "ApiServer_0" in log
+        assert "ApiServer_1" in log
+        server.press_ctrl_c()
+        assert server.process.wait(ENDS_WITHIN_S) == 0, tail(server.log)
+        assert nothing_is_left_of(server), tail(server.log)
