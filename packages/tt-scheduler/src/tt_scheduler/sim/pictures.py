@@ -34,9 +34,10 @@ def _times(runs: Mapping[str, Run], path: Path) -> Path:
         _shares_above(first, name, [r.token_times[0] - r.arrival.at_s for r in served])
         gaps = [after - before for r in served for before, after in pairwise(r.token_times)]
         _shares_above(between, name, gaps)
+        if gaps:  # without any, matplotlib refuses a log scale
+            between.set(xscale="log", yscale="log")
     first.set(title="time to first token", xlabel="seconds", ylabel="share of requests that wait longer")
     between.set(title="gap between tokens", xlabel="seconds", ylabel="share of gaps that are longer")
-    between.set(xscale="log", yscale="log")
     for axes in (first, between):
         axes.grid(alpha=0.3)
     first.legend(fontsize="small")
