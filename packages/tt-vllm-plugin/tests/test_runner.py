@@ -170,6 +170,20 @@ def test_a_steady_decode_reloads_only_pages(vllm_config: "VllmConfig") -> None:
     assert {len(d["tokens"]) for d in decodes} == {1}, "the smallest listed size"
 
 
+def test_an_idle_step_that_moves_nobody_costs_no_reload(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, Version1, False, sample_on_device_mode="all")
+    stays, leaves = Told("a", [1, 2], greedy()), Told("b", [3, 4, 5], greedy())
+    rig.step(Phase.PREFILL, [(stays, 2), (leaves, 3)])
+    rig.step(Phase.DECODE, [(stays, 1), (leaves, 1)])
+    rig.step(Phase.EMPTY, [])
+    rig.step(Phase.DECODE, [(stays, 1), (leaves, 1)])
+    rig.planner.finish(leaves)
+    rig.step(Phase.EMPTY, [])
+    rig.step(Phase.DECODE, [(stays, 1)])
+    decodes = [kwargs for name, _, kwargs in rig.model.calls if name == "decode_forward"]
+    assert [d["reload_inputs"] for d in decodes] == [True, False, True]
+
+
 def test_logprobs_of_a_prefill_belong_to_the_requests_that_got_a_token(vllm_config: "VllmConfig") -> None:
     rig = Rig(vllm_config, HostSampled, False)
     chunked, whole = Told("a", [1, 2, 3], greedy()), Told("b", [4, 5], greedy(logprobs=2))
