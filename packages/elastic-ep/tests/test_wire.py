@@ -66,11 +66,11 @@ def test_arbitrary_bytes_are_no_message(data: bytes) -> None:
 def test_damaged_messages_are_no_messages(data: st.DataObject) -> None:
     whole = encode(Prepare(3, 0, COORDINATOR, STAGE, ((1, b"card"),)))
     at = data.draw(st.integers(0, len(whole) - 1))
-    bit = 1 << data.draw(st.integers(0, 7))
-    damaged = bytes([*whole[:at], whole[at] ^ bit, *whole[at + 1 :]])
-    for broken in (damaged, whole[:at], whole + b"x"):
-        with pytest.raises(WireError):
-            decode(broken)
+    for bit in range(8):
+        damaged = bytes([*whole[:at], whole[at] ^ 1 << bit, *whole[at + 1 :]])
+        for broken in (damaged, whole[:at], whole + b"x"):
+            with pytest.raises(WireError):
+                decode(broken)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,14 @@ def test_damaged_messages_are_no_messages(data: st.DataObject) -> None:
     ],
 )
 def test_well_formed_bytes_of_other_content_are_no_messages(body: str) -> None:
+    packed = zlib.compress(body.encode())
     with pytest.raises(WireError):
-        decode(b"\x01" + zlib.compress(body.encode()))
+        decode(b"\x01" + zlib.crc32(packed).to_bytes(4) + packed)
+
+
+def test_the_checks_above_are_not_about_the_envelope() -> None:
+    packed = zlib.compress(b"[4,[1,0,-1,[2]]]")
+    assert decode(b"\x01" + zlib.crc32(packed).to_bytes(4) + packed) == Fence(1, 0, COORDINATOR, (2,))
 
 
 def test_another_version_is_named() -> None:

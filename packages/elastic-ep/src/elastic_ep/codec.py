@@ -1,4 +1,4 @@
-"""Messages as bytes: a version byte, then zlib over compact JSON lists, whose checksum catches damage.
+"""Messages as bytes: a version byte, a checksum of the rest, then zlib over compact JSON lists.
 
 The layout of a record is its fields in order, so it follows the declared types; nothing else can come out
 of `decode`.
@@ -24,7 +24,8 @@ LARGEST = 1 << 26
 def encode(message: Message) -> bytes:
     """One message as bytes."""
     body = [MESSAGES.index(type(message)), _pack(message)]
-    return bytes([VERSION]) + zlib.compress(json.dumps(body, separators=(",", ":")).encode(), level=1)
+    packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), level=1)
+    return bytes([VERSION]) + zlib.crc32(packed).to_bytes(4) + packed
 
 
 def decode(data: bytes) -> Message:
@@ -33,8 +34,10 @@ def decode(data: bytes) -> Message:
         raise WireError(
             f"the first byte is {data[:1]!r}; this version reads messages that start with {VERSION}"
         )
+    if int.from_bytes(data[1:5]) != zlib.crc32(data[5:]):
+        raise WireError(f"{len(data)} bytes do not match their checksum: damaged or cut short")
     try:
-        kind, fields = json.loads(_inflate(data[1:]))
+        kind, fields = json.loads(_inflate(data[5:]))
         message = _unpack(fields, MESSAGES[_unpack(kind, int)])
     except (ValueError, TypeError, IndexError, PlanError, zlib.error) as error:
         raise WireError(f"{len(data)} bytes are no message: {error}") from error

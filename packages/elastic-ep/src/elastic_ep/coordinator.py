@@ -81,8 +81,8 @@ def coordinate(state: Coordinator, event: Event) -> Result:
         case Cancel():
             return state, (Refused(f"there is nothing to cancel; the phase is {state.phase.value}"),)
         case Received(message):
-            late = stale(message, state.ballot, state.epoch)
-            return (state, ()) if late else _received(state, message)
+            dropped = stale(message, state.ballot, state.epoch)
+            return (state, ()) if dropped else _received(state, message)
         case Died(rank) if rank in state.gone:
             return attrs.evolve(state, gone=_less(state.gone, rank)), ()
         case Died(rank):
@@ -95,8 +95,9 @@ def coordinate(state: Coordinator, event: Event) -> Result:
         case Unresponsive():
             return state, ()
         case Expired(ballot):
-            late = ballot == state.ballot and state.phase in (Phase.LAUNCHING, Phase.PREPARING)
-            return _abort(state, f"ranks {state.waiting} were not ready in time") if late else (state, ())
+            if ballot != state.ballot or state.phase not in (Phase.LAUNCHING, Phase.PREPARING):
+                return state, ()
+            return _abort(state, f"ranks {list(state.waiting)} were not ready in time")
         case Tick():
             return state, _commands(state)
 
@@ -133,13 +134,12 @@ def _received(state: Coordinator, message: Message) -> Result:
             return state, (Check(message.rank, f"rank {rank}: {message.why}"),)
         case PrepareFailed() if state.phase in UNCOMMITTED and rank in state.involved:
             return _abort(state, f"rank {rank} could not prepare: {message.why}")
-        case Hello() if rank in state.waiting and message.fingerprint != state.fingerprint:
-            return _abort(
-                state, f"rank {rank} has fingerprint {message.fingerprint}, not {state.fingerprint}"
-            )
     if type(message) is not ANSWERS.get(state.phase) or rank not in state.waiting:
         return state, ()
     match message:
+        case Hello() if message.fingerprint != state.fingerprint:
+            why = f"rank {rank} has fingerprint {message.fingerprint}, not {state.fingerprint}"
+            return _abort(state, why)
         case Hello():
             state = attrs.evolve(
                 state, cards=tuple(sorted({**dict(state.cards), rank: message.card}.items()))

@@ -20,14 +20,12 @@ EPOCH_SHIFT = 40
 """A flag is ``epoch << 40 | turn + 1``: 2^40 turns an epoch, and never 0."""
 
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""``(rows [n, hidden], slots [n] int64 on this rank) -> [n, hidden]``: each row through the expert in its
-slot."""
+"""``(rows [n, hidden], slots [n]) -> [n, hidden]``: each row through the expert in that slot of this rank."""
 
 
 @attrs.frozen
 class LaneShape:
-    """Capacity of a lane: ``tokens`` a rank may bring to one exchange, the ``top`` experts of each,
-    ``hidden`` values."""
+    """Capacity: up to ``tokens`` of a rank in one exchange, each of ``hidden`` values and for ``top`` experts."""
 
     max_ranks: int
     slots: int
