@@ -2,12 +2,15 @@
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from itertools import combinations
 
 import attrs
 
 WINDOW = 32
 """Newest steps that count. After a lasting change of the device, half as many teach the new times."""
+REFIT = 4
+"""New steps that make it worth the time to move the line."""
 ACCIDENT = 2.0
 """A step that took more than this many times what a middling one of its size did counts as an accident."""
 
@@ -44,7 +47,8 @@ class LearnedCost:
 
     _line: Line
     _steps: deque[tuple[int, float]] = attrs.field(factory=lambda: deque(maxlen=WINDOW), init=False)
-    _ratios: list[tuple[int, float]] | None = attrs.field(default=None, init=False)
+    _new: int = attrs.field(default=0, init=False)
+    _uppers: dict[int, float] = attrs.field(factory=dict, init=False)
 
     def __bool__(self) -> bool:
         """Whether anything has been learned."""
@@ -54,7 +58,8 @@ class LearnedCost:
         """Take in one measured step. One of size 0 or without duration teaches nothing."""
         if size > 0 and seconds > 0:
             self._steps.append((size, seconds))
-            self._ratios = None
+            self._new += 1
+            self._uppers.clear()
 
     def expected_s(self, size: int) -> float:
         """Seconds of a middling step."""
@@ -63,31 +68,31 @@ class LearnedCost:
 
     def upper_s(self, size: int) -> float:
         """Seconds that steps stay within, by how far those of about this size strayed above the line."""
-        ratios = self._refit()
-        near = [ratio for other, ratio in ratios if other <= 2 * size and size <= 2 * other]
-        if len(near) < 4:
-            near = [ratio for _, ratio in ratios] or [1.0]
-        limit = ACCIDENT * statistics.median_low(near)
-        return self._line.seconds(size) * max(1.0, *(ratio for ratio in near if ratio <= limit))
+        if size not in self._uppers:
+            self._uppers[size] = self.expected_s(size) * self._stray(size)
+        return self._uppers[size]
 
-    def _refit(self) -> list[tuple[int, float]]:
-        """Move the line if steps came since; the ratio of each step to it, with the step's size."""
-        if self._ratios is None:
-            if self._steps:
-                self._line = _theil_sen(list(self._steps)) or self._scaled()
-            self._ratios = [(size, seconds / self._line.seconds(size)) for size, seconds in self._steps]
-        return self._ratios
+    def _stray(self, size: int) -> float:
+        near = [step for step in self._steps if step[0] <= 2 * size and size <= 2 * step[0]]
+        ratios = self._ratios(near if len(near) >= 4 else self._steps) or [1.0]
+        limit = ACCIDENT * statistics.median_low(ratios)
+        return max(1.0, *(ratio for ratio in ratios if ratio <= limit))
 
-    def _scaled(self) -> Line:
-        return self._line.times(
-            statistics.median_low(seconds / self._line.seconds(size) for size, seconds in self._steps)
-        )
+    def _refit(self) -> None:
+        """Move the line, at once while little is known, then at every few steps: it takes a while."""
+        if self._new >= REFIT or (self._new and len(self._steps) < 2 * REFIT):
+            scaled = self._line.times(statistics.median_low(self._ratios(self._steps)))
+            self._line = _theil_sen(list(self._steps)) or scaled
+            self._new = 0
+
+    def _ratios(self, steps: Iterable[tuple[int, float]]) -> list[float]:
+        return [seconds / self._line.seconds(size) for size, seconds in steps]
 
 
 def _theil_sen(steps: list[tuple[int, float]]) -> Line | None:
     """The median line through steps; None if they are few or much alike in size."""
     sizes = [size for size, _ in steps]
-    if len(steps) < 8 or max(sizes) < 2 * min(sizes):
+    if len(steps) < 2 * REFIT or max(sizes) < 2 * min(sizes):
         return None
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(steps, 2) if a[0] != b[0]]
     slope = max(0.0, statistics.median(slopes))
