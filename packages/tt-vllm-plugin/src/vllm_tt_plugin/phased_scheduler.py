@@ -93,14 +93,19 @@ class PhasedScheduler(Scheduler):
             # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
             self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
         limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
+        watermark = self.kv_cache_manager.watermark_blocks
         if not prefill:
             self.max_num_active_reqs = 0
         elif most_tokens is not None and self.scheduler_config.enable_chunked_prefill:
             self.max_num_scheduled_tokens = min(max(most_tokens, 0), self.max_num_scheduled_tokens)
+        if prefill:
+            # Prompts that are partly computed come to need these; whoever starts now must leave them free.
+            self.kv_cache_manager.watermark_blocks = watermark + self._inflight_prefill_reserved_blocks()
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
+            self.kv_cache_manager.watermark_blocks = watermark
         if prefill and not output.total_num_scheduled_tokens:
             self._stalled = self._stall_key()
         return output
