@@ -45,11 +45,11 @@ class EngineShelf:
         """The engine of these settings of vLLM's `LLM`, at rest and with an empty prefix cache."""
         key = json.dumps([str(model), v2_wire_form, settings], sort_keys=True, default=repr)
         if key in self._kept and self._kept[key].llm_engine.has_unfinished_requests():
-            close(self._kept.pop(key))  # a test failed half way
+            self._close(key)  # a test failed half way
         if key not in self._kept:
             self._kept[key] = self._build(model, v2_wire_form, settings)
             while len(self._kept) > KEPT_ENGINES:
-                close(self._kept.popitem(last=False)[1])
+                self._close(next(iter(self._kept)))
         self._kept.move_to_end(key)
         engine = self._kept[key]
         engine.reset_prefix_cache()
@@ -69,9 +69,13 @@ class EngineShelf:
             finally:
                 envs.disable_envs_cache()
 
+    def _close(self, key: str) -> None:
+        self._kept.pop(key).llm_engine.engine_core.shutdown()
+        gc.collect()  # an engine is full of cycles, and of weights
+
     def close(self) -> None:
-        while self._kept:
-            close(self._kept.popitem()[1])
+        for engine in self._kept.values():
+            engine.llm_engine.engine_core.shutdown()
 
 
 def inspect_here(bundles: Path) -> None:
@@ -80,11 +84,6 @@ def inspect_here(bundles: Path) -> None:
     for name in PROBES:
         architecture = f"{name}ForCausalLM"
         ModelRegistry.register_model(architecture, registry.resolve(architecture).load())
-
-
-def close(engine: LLM) -> None:
-    engine.llm_engine.engine_core.shutdown()
-    gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -206,4 +205,5 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], PlanWatch]:
 
 def core_of(engine: LLM) -> Any:
     """vLLM's engine core, which an engine in this process holds behind its client."""
-    return engine.llm_engine.engine_core.engine_core
+    client: Any = engine.llm_engine.engine_core
+    return client.engine_core

@@ -32,7 +32,8 @@ class Driver:
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            for output in self.engine.llm_engine.step():
+            outputs: Any = self.engine.llm_engine.step()
+            for output in outputs:
                 completion = output.outputs[0]
                 self.tokens[output.request_id] = list(completion.token_ids)
                 if output.finished:
@@ -45,4 +46,6 @@ class Driver:
                 self.step()
                 return
             self.step()
-        raise AssertionError(f"after {limit} steps these are not finished: {self.tokens.keys() - self.finished.keys()}")
+        raise AssertionError(
+            f"after {limit} steps these are not finished: {self.tokens.keys() - self.finished.keys()}"
+        )

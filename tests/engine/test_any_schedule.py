@@ -29,7 +29,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "roomy": {},
     "small pool": {"num_gpu_blocks_override": 24},
     "small pool, small chunks": {"num_gpu_blocks_override": 19, "max_num_batched_tokens": 7},
-    "priorities": {"num_gpu_blocks_override": 19, "max_num_batched_tokens": 9, "scheduling_policy": "priority"},
+    "priorities": {
+        "num_gpu_blocks_override": 19,
+        "max_num_batched_tokens": 9,
+        "scheduling_policy": "priority",
+    },
     "one to one": {
         "num_gpu_blocks_override": 19,
         "max_num_batched_tokens": 5,
@@ -40,7 +44,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 6,
         "additional_config": {"tt": {"decode_interleave_enabled": False}},
     },
-    "long prompts throttled": {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 12, "long_prefill_token_threshold": 5},
+    "long prompts throttled": {
+        "num_gpu_blocks_override": 24,
+        "max_num_batched_tokens": 12,
+        "long_prefill_token_threshold": 5,
+    },
     "nothing declared": {"probe": "UndeclaredProbe", "num_gpu_blocks_override": 19},
     "V2 wire form": {"v2_wire_form": True, "num_gpu_blocks_override": 19, "max_num_batched_tokens": 7},
     "V2, nothing declared": {"v2_wire_form": True, "probe": "UndeclaredProbe", "num_gpu_blocks_override": 19},
@@ -73,7 +81,11 @@ class Arrival:
     def params(self) -> SamplingParams:
         temperature = 0.0 if self.seed is None else 1.0
         return SamplingParams(
-            temperature=temperature, seed=self.seed, max_tokens=self.max_tokens, ignore_eos=True, detokenize=False
+            temperature=temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            ignore_eos=True,
+            detokenize=False,
         )
 
 
@@ -99,7 +111,7 @@ arrivals = st.builds(
 events = st.builds(Event, st.integers(0, 6), arrivals | arrivals | arrivals | st.integers(0, 9) | st.none())
 
 
-@pytest.fixture(params=CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
+@pytest.fixture(params=list(CONFIGURATIONS.values()), ids=list(CONFIGURATIONS))
 def engine(request: pytest.FixtureRequest, probe_engine: Engines) -> LLM:
     return probe_engine(max_num_seqs=ROWS, block_size=BLOCK, max_model_len=72, **request.param)
 
@@ -115,7 +127,9 @@ def alone(engine: LLM, arrival: Arrival) -> list[int]:
     return driver.tokens["alone"]
 
 
-def test_each_request_gets_the_tokens_that_it_gets_alone(engine: LLM, watch: Callable[[LLM], PlanWatch]) -> None:
+def test_each_request_gets_the_tokens_that_it_gets_alone(
+    engine: LLM, watch: Callable[[LLM], PlanWatch]
+) -> None:
     watching = watch(engine)
 
     @settings(
@@ -145,7 +159,7 @@ def play(engine: LLM, timeline: list[Event]) -> None:
                 driver.abort(str(index))
             case None:
                 driver.reset_running()
-    # A prompt has at most 52 tokens in chunks of at least 5, and is preempted by others a bounded number of times.
+    # Were each token computed alone, and each twice more after preemptions, this would do.
     driver.drain(limit=sum(len(r.prompt) + r.max_tokens for r in requests) * 3 + 20)
     for name, tokens in expected.items():
         if driver.finished[name] == "abort":

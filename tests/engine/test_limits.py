@@ -120,7 +120,7 @@ def test_a_shared_prefix_is_computed_once_where_it_is_declared(
     driver.add("while it runs", LONG[:41], greedy(4))
     driver.step()
     assert watching.plans[-1].total_num_scheduled_tokens == 1
-    driver.add("part", LONG[:30] + [3], greedy(4))
+    driver.add("part", [*LONG[:30], 3], greedy(4))
     driver.step()
     assert watching.plans[-1].total_num_scheduled_tokens == 3
     driver.drain()
@@ -168,7 +168,9 @@ def test_an_odd_request_is_served_or_refused_and_the_engine_lives(
     constraint = options.get("structured_outputs")
     structured: Any = {"structured_outputs": StructuredOutputsParams(**constraint)} if constraint else {}
     try:
-        driver.add("odd", [5, 6], SamplingParams(**{"temperature": 0, "max_tokens": 4} | options | structured))
+        driver.add(
+            "odd", [5, 6], SamplingParams(**{"temperature": 0, "max_tokens": 4} | options | structured)
+        )
     except REFUSALS:
         driver.tokens.pop("odd", None)
     driver.drain(limit=500)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm import LLM, SamplingParams
@@ -120,5 +121,6 @@ def test_the_worker_may_have_a_process_of_its_own(
 
 def run_here(engine: LLM, prompts: list[list[int]]) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    asked: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = engine.generate(asked, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -85,7 +85,10 @@ def test_an_arrival_takes_the_row_of_a_request_preempted_in_the_same_step(
 def test_rows_stay_with_their_requests_while_others_leave(probe_engine: Engines, watch: Watch) -> None:
     engine = probe_engine(max_num_seqs=3)
     watching, driver = watch(engine), Driver(engine)
-    names = {name: driver.add(name, prompt, greedy(9)) for name, prompt in (("a", FIRST), ("b", SECOND), ("c", THIRD))}
+    names = {
+        name: driver.add(name, prompt, greedy(9))
+        for name, prompt in (("a", FIRST), ("b", SECOND), ("c", THIRD))
+    }
     driver.step(2)
     driver.abort("a")
     driver.step()
@@ -187,7 +190,10 @@ def test_a_request_behind_a_slow_grammar_overtakes_it(
     slow.release.set()
     threading.Event().wait(0.2)
     driver.drain(limit=200_000)
-    assert set(engine.get_tokenizer().decode(driver.tokens["structured"], skip_special_tokens=True)) <= {"a", "b"}
+    assert set(engine.get_tokenizer().decode(driver.tokens["structured"], skip_special_tokens=True)) <= {
+        "a",
+        "b",
+    }
 
 
 def test_a_grammar_that_fails_to_compile_ends_its_request_alone(tiny_engine: Engines) -> None:

@@ -94,7 +94,13 @@ class PagedProbe(torch.nn.Module):
         """Nothing to compile."""
 
     def warmup_model_decode(
-        self, *, kv_cache: Ints, max_batch_size: int, num_blocks: int, can_sample_on_device: bool, enable_trace: bool
+        self,
+        *,
+        kv_cache: Ints,
+        max_batch_size: int,
+        num_blocks: int,
+        can_sample_on_device: bool,
+        enable_trace: bool,
     ) -> None:
         self._width = num_blocks
 
@@ -119,7 +125,9 @@ class PagedProbe(torch.nn.Module):
         logits = []
         for index, row in enumerate(empty_slots):
             start, end = int(start_pos[index]), int(prompt_lens[index])
-            _require(start == 0 or self.may_start_late(), f"row {row} starts at {start}, and nothing allows it to")
+            _require(
+                start == 0 or self.may_start_late(), f"row {row} starts at {start}, and nothing allows it to"
+            )
             blocks, chunk = page_table[index].numpy(), tokens[index, :end].numpy()
             self._write(kv_cache, blocks, start, chunk[start:])
             seen = self._read(kv_cache, blocks, end, row)
@@ -204,7 +212,9 @@ class PagedProbe(torch.nn.Module):
     def _advance(self, kv_cache: Ints, row: int) -> int:
         position, blocks = int(self._positions[row]), self._page_table[row]
         before = context_hash(self._read(kv_cache, blocks, position, row))
-        _require(before == self._row_hash[row], f"row {row} was left to another request, or went on without it")
+        _require(
+            before == self._row_hash[row], f"row {row} was left to another request, or went on without it"
+        )
         self._write(kv_cache, blocks, position, self._tokens[row : row + 1])
         after = context_hash(self._read(kv_cache, blocks, position + 1, row))
         self._row_hash[row] = after
@@ -219,11 +229,17 @@ class PagedProbe(torch.nn.Module):
         positions = np.arange(end)
         size = kv_cache.shape[1]
         places = kv_cache[blocks[positions // size], positions % size]
-        _require((places[:, 1] == positions).all(), f"row {row} finds {places[:, 1].tolist()} at positions 0..{end}")
+        _require(
+            (places[:, 1] == positions).all(),
+            f"row {row} finds {places[:, 1].tolist()} at positions 0..{end}",
+        )
         return np.ascontiguousarray(places[:, 0])
 
     def _expect(self, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-        _require(tensor.dtype == dtype and tuple(tensor.shape) == shape, f"{tensor.dtype} {tuple(tensor.shape)}, not {shape}")
+        _require(
+            tensor.dtype == dtype and tuple(tensor.shape) == shape,
+            f"{tensor.dtype} {tuple(tensor.shape)}, not {shape}",
+        )
 
     # vLLM inspects these where it does not know an architecture by itself. The plugin calls none of them.
 
@@ -268,7 +284,9 @@ class ResetBatchProbe(PagedProbe):
         reset_batch: bool = True,
     ) -> Tensor:
         inputs = (tokens, start_pos, page_table)
-        return self._decode(kv_cache, inputs, reset_batch, True, sampling_params, (prompt_tokens, output_tokens))
+        return self._decode(
+            kv_cache, inputs, reset_batch, True, sampling_params, (prompt_tokens, output_tokens)
+        )
 
 
 def _require(holds: Any, what: str) -> None:
