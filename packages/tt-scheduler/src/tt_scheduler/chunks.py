@@ -21,13 +21,13 @@ def pack(lengths: Iterable[int], budget: int, sizes: Sequence[int]) -> list[int]
     """
     taken = []
     for length in lengths:
-        whole = padded(length, sizes) <= budget
-        chunk = length if whole else max((size for size in sizes if size <= min(budget, length)), default=0)
-        if not sizes and not whole:
-            chunk = budget
-        if chunk:
-            taken.append(chunk)
-            budget -= padded(chunk, sizes)
-        if not whole or not budget:
+        chunk = length
+        if padded(length, sizes) > budget:
+            chunk = max((size for size in sizes or [budget] if size <= budget), default=0)
+        if not chunk:
+            break
+        taken.append(chunk)
+        budget -= padded(chunk, sizes)
+        if chunk < length:
             break
     return taken

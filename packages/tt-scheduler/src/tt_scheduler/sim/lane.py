@@ -134,22 +134,17 @@ class Lane:
                 self._preempt(self.running[-1])
         return self.decoding
 
-    def end_step(
-        self, chunks: Sequence[Chunk], decodes: Sequence[SimRequest], now: float
-    ) -> list[SimRequest]:
-        """Move the cursors at the end of a step; those that are done leave and are returned."""
+    def end_step(self, chunks: Sequence[Chunk], decodes: Sequence[SimRequest], now: float) -> None:
+        """Move the cursors and hand out tokens at the end of a step; those that are done leave."""
         sampled = [chunk.request for chunk in chunks if chunk.tokens == chunk.request.to_prefill]
         for chunk in chunks:
             chunk.request.computed += chunk.tokens
         for request in decodes:
             request.computed += 1
-        done = []
         for request in (*sampled, *decodes):
             request.token_times.append(now)
             if request.generated >= request.arrival.output_tokens or self._full(request):
                 self._leave(request)
-                done.append(request)
-        return done
 
     def _full(self, request: SimRequest) -> bool:
         return request.computed + 1 >= self.shape.blocks * self.shape.block_size
