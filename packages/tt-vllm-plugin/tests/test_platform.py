@@ -44,7 +44,6 @@ def settings(config: Any) -> dict[str, Any]:
         "chunks": config.scheduler_config.enable_chunked_prefill,
         "async": config.scheduler_config.async_scheduling,
         "budget": config.scheduler_config.max_num_batched_tokens,
-        "shutdown": config.shutdown_timeout,
         "longest": config.model_config.max_model_len,
     }
 
@@ -87,9 +86,18 @@ def test_a_configuration_that_can_be_served(make_config: MakeConfig) -> None:
         "chunks": True,
         "async": False,
         "budget": 64,
-        "shutdown": 5,
         "longest": 128,
     }
+
+
+@pytest.mark.parametrize("given", [0, 7])
+def test_front_ends_wait_for_the_engine(make_config: MakeConfig, given: int) -> None:
+    config = make_config(shutdown_timeout=given)
+    assert config.shutdown_timeout == given or given == 0
+    assert config.shutdown_timeout > 0
+    before = config.shutdown_timeout
+    TTPlatform.check_and_update_config(config)
+    assert config.shutdown_timeout == before
 
 
 def test_the_hooks_change_nothing_the_second_time(
