@@ -20,7 +20,7 @@ EPOCH_SHIFT = 40
 """A flag is ``epoch << 40 | turn + 1``: 2^40 turns an epoch, and never 0."""
 
 Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""``(rows [n, hidden], slots [n]) -> [n, hidden]``: each row through the expert in that slot of this rank."""
+"""``(rows [n, hidden], slots [n]) -> [n, hidden]``: the row through the expert in the slot."""
 
 
 @attrs.frozen
