@@ -204,6 +204,20 @@ def test_an_abort_leads_back_to_the_state_before(ending: str, moment: int) -> No
     assert world.outcomes[-1] == Finished(True, "")
 
 
+def test_a_joiner_that_was_dismissed_and_seen_dead_is_not_dismissed_again_by_a_fence() -> None:
+    world = started((1, 2))
+    world.event(Scale(resize(world.coordinator.placement, (1, 2, 4))))
+    while world.coordinator.phase != Phase.PREPARED:
+        world.turn()
+    world.event(Cancel())
+    world.crash(world.processes[4])
+    world.notice(world.unnoticed[0])
+    assert world.coordinator.phase == Phase.ABORTING
+    world.crash(world.processes[2])
+    world.settle()
+    assert world.coordinator.gone == ()
+
+
 def commit_until(world: World, switched: int) -> None:
     """Grow to a prepared stage, announce its commit, and stop the world when so many have switched."""
     world.event(Scale(resize(world.coordinator.placement, (1, 2, 4))))

@@ -84,7 +84,8 @@ def coordinate(state: Coordinator, event: Event) -> Result:
             dropped = stale(message, state.ballot, state.epoch)
             return (state, ()) if dropped else _received(state, message)
         case Died(rank) if rank in state.gone:
-            return attrs.evolve(state, gone=_less(state.gone, rank)), ()
+            dead = state.dead if state.phase == Phase.STABLE else _more(state.dead, rank)
+            return attrs.evolve(state, gone=_less(state.gone, rank), dead=dead), ()
         case Died(rank):
             return _lost(state, rank, f"rank {rank} died")
         case Unresponsive(rank) if rank in state.gone:

@@ -25,7 +25,7 @@ Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @attrs.frozen
 class LaneShape:
-    """Capacity: up to ``tokens`` of a rank in one exchange, each of ``hidden`` values and for ``top`` experts."""
+    """Capacity: a rank brings up to ``tokens`` of ``hidden`` values, each for ``top`` experts."""
 
     max_ranks: int
     slots: int
