@@ -32,9 +32,9 @@ class Coordinator:
     ``placement`` is served under ``epoch``. ``stages`` are what is left of the running operation, the
     current one first, and ``why`` says what ends it early. ``waiting`` are the ranks whose answer is
     outstanding. ``gone`` are ranks that were fenced off, dismissed or retired and not seen dead yet: their
-    ids stay reserved. During a fence, ``dead`` are the ranks lost since it began, ``stops`` the answers,
-    and ``committing`` the epoch whose commit it interrupted. ``step`` is where a group that nobody serves
-    starts.
+    ids stay reserved. ``dead`` are ranks lost since the group was last stable. During a fence, ``stops``
+    are the answers, and ``committing`` is the epoch whose commit it interrupted. ``step`` is where a group
+    that nobody serves starts.
     """
 
     placement: Placement
