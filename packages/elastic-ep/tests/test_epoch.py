@@ -325,8 +325,8 @@ def test_a_whole_life_of_messages_heard_again_changes_nothing() -> None:
     for message in heard:
         world.control.append(message)
         deliver(len(world.control) - 1)
-    assert world.coordinator == before
-    assert masked_members(world) == members
+        assert world.coordinator == before
+        assert masked_members(world) == members
 
 
 def test_a_second_operation_is_refused_and_changes_nothing() -> None:
