@@ -27,7 +27,7 @@ lint: setup ## ruff: rules and format
 types: setup ## mypy: everything strictly, then the tests of each member
 	@tools/stage.sh types $(BIN)/mypy --no-error-summary
 	@for tests in packages/*/tests; do \
-		tools/stage.sh "types of $$tests" $(BIN)/mypy --no-error-summary $$tests || exit 1; \
+		MYPYPATH=$${tests%/tests} tools/stage.sh "types of $$tests" $(BIN)/mypy --no-error-summary $$tests || exit 1; \
 	done
 
 imports: setup ## import-linter: who may know whom

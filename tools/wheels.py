@@ -40,12 +40,17 @@ class Member:
     folder: Path
     version: str
     dependencies: tuple[Requirement, ...]
+    extras: tuple[Requirement, ...] = ()
+    """What the member's extras name, all together."""
 
     @classmethod
     def read(cls, folder: Path) -> "Member":
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         needs = tuple(map(Requirement, project["dependencies"]))
-        return cls(project["name"], folder, project["version"], needs)
+        extras = (
+            Requirement(need) for group in project.get("optional-dependencies", {}).values() for need in group
+        )
+        return cls(project["name"], folder, project["version"], needs, tuple(extras))
 
     def declared(self, names: Mapping[str, object]) -> list[str]:
         """Those of `names` that the member depends on, directly."""

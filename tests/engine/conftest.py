@@ -16,8 +16,9 @@ import torch
 from prepare_smollm2 import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 from tt_registry import Registry
-from vllm import LLM, ModelRegistry, envs
+from vllm import LLM, EngineArgs, ModelRegistry, envs
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_tt_plugin import entrypoints
 
 from .watch import PlanWatch
@@ -32,6 +33,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 Engines = Callable[..., LLM]
 REFUSALS = (ValueError, VLLMValidationError)
 """What vLLM answers with HTTP 400."""
+
+
+class LaneEngine(LLM):
+    """`LLM` without its constructor, which refuses data parallelism before it can become lanes."""
+
+    def __init__(self, model: Path, settings: dict[str, Any]) -> None:
+        arguments = EngineArgs(model=str(model), disable_log_stats=True, **settings)
+        self.llm_engine = LLMEngine.from_engine_args(arguments)
 
 
 class EngineShelf:
@@ -57,7 +66,7 @@ class EngineShelf:
 
     def _build(self, model: Path, v2_wire_form: bool, settings: dict[str, Any]) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("MESH_DEVICE", "host")
+            patch.setenv("MESH_DEVICE", "host:8x4" if "data_parallel_size" in settings else "host")
             patch.setenv("EXTRA_MODELS_DIR", str(self._bundles))
             patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(v2_wire_form)))
@@ -65,7 +74,11 @@ class EngineShelf:
             entrypoints.register()
             inspect_here(self._bundles)
             try:
-                return LLM(str(model), **settings)
+                return (
+                    LaneEngine(model, settings)
+                    if "data_parallel_size" in settings
+                    else LLM(str(model), **settings)
+                )
             finally:
                 envs.disable_envs_cache()
 
@@ -207,3 +220,9 @@ def core_of(engine: LLM) -> Any:
     """vLLM's engine core, which an engine in this process holds behind its client."""
     client: Any = engine.llm_engine.engine_core
     return client.engine_core
+
+
+def lanes_of(engine: LLM) -> list[Any]:
+    """The schedulers of an engine's lanes: its own where it has one."""
+    scheduler = core_of(engine).scheduler
+    return getattr(scheduler, "lanes", [scheduler])

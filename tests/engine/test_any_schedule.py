@@ -16,7 +16,7 @@ from vllm import LLM, SamplingParams
 from vllm_tt_plugin.requests import RequestState
 
 from .bundles.probe.adapter import continuation
-from .conftest import PROBE_VOCAB, Engines, core_of
+from .conftest import PROBE_VOCAB, Engines, lanes_of
 from .drive import Driver
 from .watch import PlanWatch
 
@@ -27,6 +27,32 @@ SHARED = [(13 * i + 5) % PROBE_VOCAB for i in range(64)]
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "roomy": {},
+    "two lanes": {
+        "data_parallel_size": 2,
+        "max_num_seqs": 2,
+        "num_gpu_blocks_override": 19,
+        "max_num_batched_tokens": 7,
+    },
+    "four lanes on the device": {
+        "data_parallel_size": 4,
+        "max_num_seqs": 1,
+        "num_gpu_blocks_override": 19,
+        "max_num_batched_tokens": 9,
+        "additional_config": {"tt": {"sample_on_device_mode": "all"}},
+    },
+    "two lanes, V2": {
+        "v2_wire_form": True,
+        "data_parallel_size": 2,
+        "max_num_seqs": 2,
+        "num_gpu_blocks_override": 19,
+    },
+    "two lanes, priorities": {
+        "data_parallel_size": 2,
+        "max_num_seqs": 3,
+        "num_gpu_blocks_override": 24,
+        "scheduling_policy": "priority",
+        "max_num_batched_tokens": 6,
+    },
     "small pool": {"num_gpu_blocks_override": 24},
     "small pool, small chunks": {"num_gpu_blocks_override": 19, "max_num_batched_tokens": 7},
     "priorities": {
@@ -43,6 +69,16 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "num_gpu_blocks_override": 19,
         "max_num_batched_tokens": 6,
         "additional_config": {"tt": {"decode_interleave_enabled": False}},
+    },
+    "bounded gap": {
+        "num_gpu_blocks_override": 19,
+        "max_num_batched_tokens": 8,
+        "additional_config": {"tt": {"phase_policy": "bounded_gap"}},
+    },
+    "decodes scheduled by vLLM": {
+        "num_gpu_blocks_override": 19,
+        "max_num_batched_tokens": 8,
+        "additional_config": {"tt": {"direct_decode": False}},
     },
     "long prompts throttled": {
         "num_gpu_blocks_override": 24,
@@ -113,7 +149,7 @@ events = st.builds(Event, st.integers(0, 6), arrivals | arrivals | arrivals | st
 
 @pytest.fixture(params=list(CONFIGURATIONS.values()), ids=list(CONFIGURATIONS))
 def engine(request: pytest.FixtureRequest, probe_engine: Engines) -> LLM:
-    return probe_engine(max_num_seqs=ROWS, block_size=BLOCK, max_model_len=72, **request.param)
+    return probe_engine(**{"max_num_seqs": ROWS, "block_size": BLOCK, "max_model_len": 72} | request.param)
 
 
 def alone(engine: LLM, arrival: Arrival) -> list[int]:
@@ -166,8 +202,9 @@ def play(engine: LLM, timeline: list[Event]) -> None:
             assert driver.tokens[name] == tokens[: len(driver.tokens[name])]
         else:
             assert (name, driver.tokens[name]) == (name, tokens)
-    pool = core_of(engine).scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are still held"
+    for lane in lanes_of(engine):
+        pool = lane.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are still held"
 
 
 def test_finished_requests_are_forgotten(probe_engine: Engines) -> None:

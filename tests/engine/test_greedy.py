@@ -65,7 +65,8 @@ class Reference:
 def references(smollm2: Path) -> list[Reference]:
     text = AutoTokenizer.from_pretrained(smollm2).encode(TEXT.strip())
     assert len(text) >= max(LENGTHS) + len(LENGTHS), "the text is too short for its prompts"
-    model: Any = LlamaForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    model: Any = LlamaForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    model.eval()
     # No two prompts begin alike, or the prefix cache would save what is to be computed.
     return [generate(model, text[index : index + length]) for index, length in enumerate(LENGTHS)]
 

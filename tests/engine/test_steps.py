@@ -176,6 +176,23 @@ def test_a_grammar_that_compiles_slowly_waits_outside_the_batch_and_is_promoted(
     assert driver.tokens["running"] == list(alone)
 
 
+def test_a_ready_grammar_does_not_slip_into_a_decode_step(tiny_engine: Engines, watch: Watch) -> None:
+    engine = tiny_engine(max_num_seqs=3, max_num_batched_tokens=4)
+    watching, driver = watch(engine), Driver(engine)
+    driver.add("running", THIRD[:4], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    driver.step(2)
+    driver.add("long", list(range(100, 124)), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+    driver.step()
+    driver.add("structured", SECOND, structured(choice=["lantern"]))
+    threading.Event().wait(0.3)  # its grammar is ready by now
+    driver.step(3)
+    # Chunks of the long prompt leave no tokens for it, and the decode between them leaves some.
+    assert watching.phases[-3:] == [Phase.PREFILL, Phase.DECODE, Phase.PREFILL]
+    assert len(watching.owners) == 2
+    driver.drain(limit=2_000)
+    assert engine.get_tokenizer().decode(driver.tokens["structured"], skip_special_tokens=True) == "lantern"
+
+
 def test_a_request_behind_a_slow_grammar_overtakes_it(
     tiny_engine: Engines, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

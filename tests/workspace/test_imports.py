@@ -52,8 +52,8 @@ def packages(member: Member) -> set[str]:
 
 
 def allowed(member: Member) -> set[str]:
-    """Import names of the member and of what it declares; for the plugin, of vLLM and its needs too."""
-    needs = {distribution(str(requirement)) for requirement in member.dependencies}
+    """Import names of the member and of all it declares; for the plugin, of vLLM and its needs too."""
+    needs = {distribution(str(requirement)) for requirement in (*member.dependencies, *member.extras)}
     for extra in UNDECLARED.get(member.name, ()):
         needs |= {distribution(extra), *map(distribution, requires(distribution(extra)) or ())}
     installed = {name for name, owners in OWNERS.items() if needs & set(map(distribution, owners))}

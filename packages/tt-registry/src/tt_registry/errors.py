@@ -58,9 +58,9 @@ class UnknownArchitectureError(RegistryError):
         self.architecture, self.nearest, self.problems = architecture, tuple(nearest), tuple(problems)
 
     def __str__(self) -> str:
-        nearest = ", ".join(self.nearest) or "none"
+        nearest = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
         first = (
-            f"no adapter is registered for architecture {self.architecture!r}; nearest: {nearest}. "
+            f"no adapter is registered for architecture {self.architecture!r}{nearest}. "
             "`python -m tt_registry` lists all; add a bundle under EXTRA_MODELS_DIR to serve a new one."
         )
         rest = [f"left out, and perhaps the one you meant: {problem}" for problem in self.problems]

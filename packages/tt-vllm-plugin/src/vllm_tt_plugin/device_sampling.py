@@ -30,13 +30,18 @@ class DeviceSampler:
     device: DeviceCapabilities
     mode: SampleMode
     always_compat: bool
+    custom_processors: bool = False
+    """Whether the server was started with logits processors of the user's, which see every request."""
     _packed: TTSamplingParams | None = attrs.field(default=None, init=False)
     _packed_for: tuple[int, int] = attrs.field(default=(-1, -1), init=False)
     _penalised: bool = attrs.field(default=False, init=False)
 
     @classmethod
-    def of(cls, config: TTConfig, capabilities: Capabilities) -> "DeviceSampler":
-        """Logprobs and grammars go to the host: no adapter declares which of them it returns or takes."""
+    def of(
+        cls, config: TTConfig, capabilities: Capabilities, custom_processors: bool = False
+    ) -> "DeviceSampler":
+        """Logprobs and grammars go to the host: no adapter declares which of them it returns or takes. Every
+        adapter takes seeds, which stand in the record that it receives."""
         device = DeviceCapabilities(
             can_sample=capabilities.supports_sample_on_device,
             max_top_k=capabilities.max_device_top_k,
@@ -44,7 +49,8 @@ class DeviceSampler:
             seeds=True,
             logprobs=DeviceLogprobs.NONE,
         )
-        return cls(device, SampleMode(config.sample_on_device_mode or "host"), config.always_compat_sampling)
+        mode = SampleMode(config.sample_on_device_mode or "host")
+        return cls(device, mode, config.always_compat_sampling, custom_processors)
 
     @property
     def may_sample(self) -> bool:
@@ -55,7 +61,12 @@ class DeviceSampler:
         """Where a step that samples ``states`` is sampled, and why not on the device."""
         for state in states:
             if phase.value not in state.blockers:
-                state.blockers[phase.value] = row_reasons(state.needs, self.device, phase)
+                needs = (
+                    attrs.evolve(state.needs, stateful_processors=True)
+                    if self.custom_processors
+                    else state.needs
+                )
+                state.blockers[phase.value] = row_reasons(needs, self.device, phase)
         rows = ((state.request_id, state.blockers[phase.value]) for state in states)
         return route_rows(rows, self.device, self.mode, phase, self.always_compat)
 

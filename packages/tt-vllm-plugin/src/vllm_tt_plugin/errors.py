@@ -19,10 +19,11 @@ class Problem:
     """One thing that is wrong with a configuration: what was found, and what to do about it."""
 
     found: str
-    fix: str
+    fix: str = ""
+    """Empty where ``found`` already says what to do."""
 
     def __str__(self) -> str:
-        return f"{self.found}. {self.fix}"
+        return f"{self.found}. {self.fix}" if self.fix else self.found
 
 
 class TTPluginError(Exception):

@@ -35,7 +35,7 @@ class CpuSampler(Sampler):
 
     @staticmethod
     def greedy_sample(logits: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+        return torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
 
 
 @attrs.frozen
@@ -69,6 +69,11 @@ class HostSampler:
         self._processors = RowProcessors(vllm_config)
         self._decode: _Prepared | None = None
         self._decode_changes = -1
+
+    @property
+    def has_custom_processors(self) -> bool:
+        """Whether every request runs through logits processors of the user's."""
+        return self._processors.any_custom
 
     def sample_decode(
         self, logits: torch.Tensor, requests: RequestTable, grammar: "GrammarOutput | None"

@@ -1,6 +1,7 @@
 """How large the KV cache is and what it looks like, in the adapter's terms and in vLLM's."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -42,6 +43,19 @@ class KVCacheShape:
             num_layers=model.get_num_layers(config.parallel_config),
         )
 
+    @classmethod
+    def of_specs(cls, specs: Mapping[str, KVCacheSpec]) -> "KVCacheShape":
+        """The shape that an adapter's own description, alike for all its layers, comes to."""
+        spec = next(iter(specs.values()))
+        assert isinstance(spec, FullAttentionSpec), "adapter_specs lets no other kind pass"
+        return cls(
+            kv_heads=spec.num_kv_heads,
+            block_size=spec.block_size,
+            head_size=spec.head_size,
+            dtype=spec.dtype,
+            num_layers=len(specs),
+        )
+
     def specs(self) -> dict[str, KVCacheSpec]:
         """What vLLM's planner is told: one full-attention layer each, all of one group."""
         spec = FullAttentionSpec(
@@ -65,12 +79,16 @@ def adapter_specs(adapter_class: type[Any], config: "VllmConfig") -> dict[str, K
     """
     describe = getattr(adapter_class, "get_kv_cache_spec", None)
     specs: dict[str, KVCacheSpec] | None = describe(config) if describe is not None else None
-    if specs is not None and len({(type(spec), spec.page_size_bytes) for spec in specs.values()}) > 1:
+    if specs is not None and (
+        len({spec.page_size_bytes for spec in specs.values()}) != 1
+        or not all(type(spec) is FullAttentionSpec for spec in specs.values())
+    ):
         raise ConfigurationError(
             [
                 Problem(
-                    f"{adapter_class.__name__}.get_kv_cache_spec describes layers of several kinds",
-                    "Serve a model whose layers all keep the same cache",
+                    f"{adapter_class.__name__}.get_kv_cache_spec describes layers that are not all alike,"
+                    " or that do not attend to everything",
+                    "Serve a model whose layers all keep the same full-attention cache",
                 )
             ]
         )

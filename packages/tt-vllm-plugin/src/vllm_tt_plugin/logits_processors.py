@@ -32,6 +32,11 @@ class RowProcessors:
         self._followed: list[RequestState | None] = []
         self._followed_changes = 0
 
+    @property
+    def any_custom(self) -> bool:
+        """Whether the user brought processors of their own."""
+        return bool(self._custom)
+
     def follow(self, requests: RequestTable) -> None:
         """Tell every processor who left and who came since the last call, and that tokens were added."""
         update = None

@@ -110,6 +110,11 @@ class PhasedScheduler(Scheduler):
             self._stalled = self._stall_key()
         return output
 
+    @property
+    def direct_steps(self) -> int:
+        """How many decode steps were scheduled without vLLM's full scheduling."""
+        return self._steady.steps if self._steady is not None else 0
+
     def finish_schedule(self, output: SchedulerOutput) -> None:
         """vLLM's own bookkeeping after a step was scheduled."""
         self._update_after_schedule(output)

@@ -5,7 +5,6 @@ from typing import Any
 
 import attrs
 from tt_registry import (
-    AdapterImportError,
     Capabilities,
     Entry,
     Registry,
@@ -45,15 +44,8 @@ class ServedModel:
                 raise ConfigurationError([Problem(found, "Choose another model")])
             adapter_class = entry.load()
             capabilities = entry.capabilities()
-        except UnknownArchitectureError as error:
-            fix = "Add a bundle for it to EXTRA_MODELS_DIR; `python -m tt_registry` lists what is known"
-            raise _refusal(error, fix) from error
-        except AdapterImportError as error:
-            raise _refusal(error, "Mend what the message names and start again") from error
         except RegistryError as error:
-            raise _refusal(
-                error, "`python -m tt_registry` shows every registration and its source"
-            ) from error
+            raise ConfigurationError([Problem(str(error))]) from error
         return cls(entry, adapter_class, capabilities)
 
 
@@ -69,10 +61,6 @@ def _resolve_any(registry: Registry, architectures: Sequence[str]) -> Entry:
             [Problem("the checkpoint's config.json names no architecture", 'Add its "architectures" list')]
         )
     raise unknown
-
-
-def _refusal(error: Exception, fix: str) -> ConfigurationError:
-    return ConfigurationError([Problem(str(error).rstrip("."), fix)])
 
 
 def register_with_vllm(environ: Mapping[str, str]) -> None:

@@ -28,6 +28,8 @@ class SteadyDecode:
         self._running: list[Request] = []
         self._names: list[str] = []
         self._counts: dict[str, int] = {}
+        self.steps = 0
+        """How many steps went the short way."""
 
     def schedule(self) -> SchedulerOutput | None:
         """One decode step of all that run, or None where vLLM's own scheduling is needed. Nothing has
@@ -81,6 +83,7 @@ class SteadyDecode:
             free_encoder_mm_hashes=lane.encoder_cache_manager.get_freed_mm_hashes(),
         )
         lane.finish_schedule(output)
+        self.steps += 1
         return output
 
     def _at_block_boundary(self, running: "list[Request]") -> list[int] | None:

@@ -38,6 +38,13 @@ class Step:
     rows: dict[str, int]
 
 
+@attrs.frozen
+class _Running:
+    record: StepRecord
+    start: float
+    made_decodes_wait: bool
+
+
 @attrs.define
 class StepDirector:
     """Chooses each step's phase and keeps the account of rows; lane i owns rows ``[i * n, (i + 1) * n)``."""
@@ -47,8 +54,9 @@ class StepDirector:
     clock: Callable[[], float] = time.monotonic
     metrics: StepMetrics = attrs.field(factory=StepMetrics)
     _accounts: list[RowAccount] = attrs.field(factory=list, init=False)
-    _running: deque[tuple[StepRecord, float]] = attrs.field(factory=deque, init=False)
+    _running: deque[_Running] = attrs.field(factory=deque, init=False)
     _last_end: float = attrs.field(default=0.0, init=False)
+    _first_lane: int = attrs.field(default=0, init=False)
     _served_at: float = attrs.field(default=0.0, init=False)
     """When the running decodes had all got a token, at the latest."""
 
@@ -61,11 +69,11 @@ class StepDirector:
         work = self._work(lanes, now)
         choice = self.policy.choose(work)
         phase = choice.phase
-        outputs = _schedule(lanes, choice, throttle_prefills)
+        outputs = self._schedule(lanes, choice, throttle_prefills)
         falls_back = phase is Phase.PREFILL and bool(work.decodes) and _is_empty(outputs)
         if falls_back:
             phase, tried = Phase.DECODE, outputs
-            outputs = _schedule(lanes, Choice(phase), throttle_prefills)
+            outputs = self._schedule(lanes, Choice(phase), throttle_prefills)
             for before, output in zip(tried, outputs, strict=True):
                 _carry_on(before, output)
         if _is_empty(outputs):
@@ -84,12 +92,26 @@ class StepDirector:
         """Note that the oldest step under way has ended; policies learn from how long it took."""
         if step_phase is Phase.EMPTY or not self._running:
             return
-        record, start = self._running.popleft()
-        now = self.clock()
-        self.policy.measured(record, now - max(start, self._last_end))
+        step, now = self._running.popleft(), self.clock()
+        self.policy.measured(step.record, now - max(step.start, self._last_end))
         self._last_end = now
-        if record.phase is Phase.DECODE:
+        if step.record.phase is Phase.DECODE or not step.made_decodes_wait:
             self._served_at = now
+
+    def _schedule(
+        self, lanes: Sequence[PhasedScheduler], choice: Choice, throttle_prefills: bool
+    ) -> list[SchedulerOutput]:
+        """Schedule every lane. Where tokens are limited, the first claim on them goes from lane to lane."""
+        budget = choice.prefill_tokens
+        if budget is None:
+            return [lane.schedule_phase(choice.phase, None, throttle_prefills) for lane in lanes]
+        self._first_lane = (self._first_lane + 1) % len(lanes)
+        outputs: dict[int, SchedulerOutput] = {}
+        for offset in range(len(lanes)):
+            index = (self._first_lane + offset) % len(lanes)
+            outputs[index] = lanes[index].schedule_phase(choice.phase, budget, throttle_prefills)
+            budget -= outputs[index].total_num_scheduled_tokens
+        return [outputs[index] for index in range(len(lanes))]
 
     def _work(self, lanes: Sequence[PhasedScheduler], now: float) -> Work:
         works = [lane.work() for lane in lanes]
@@ -109,7 +131,7 @@ class StepDirector:
         prefill = phase is Phase.PREFILL
         record = StepRecord(phase, prefill_tokens=tokens * prefill, decode_rows=tokens * (not prefill))
         self.policy.ran(record, work)
-        self._running.append((record, now))
+        self._running.append(_Running(record, now, made_decodes_wait=prefill and bool(work.decodes)))
 
     def _account_rows(self, outputs: Sequence[SchedulerOutput]) -> dict[str, int]:
         """Give back the rows of the finished and the preempted, then give rows to those who start."""
@@ -128,19 +150,6 @@ class StepDirector:
             for request_id in starting:
                 taken[request_id] = lane * self.rows_per_lane + account.take(request_id)
         return taken
-
-
-def _schedule(
-    lanes: Sequence[PhasedScheduler], choice: Choice, throttle_prefills: bool
-) -> list[SchedulerOutput]:
-    budget = choice.prefill_tokens
-    outputs = []
-    for lane in lanes:
-        output = lane.schedule_phase(choice.phase, budget, throttle_prefills)
-        outputs.append(output)
-        if budget is not None:
-            budget -= output.total_num_scheduled_tokens
-    return outputs
 
 
 def _is_empty(outputs: Sequence[SchedulerOutput]) -> bool:

@@ -73,6 +73,9 @@ class TTWorker(WorkerBase):
         return self._mesh.shape[0] * self._mesh.shape[1]
 
     def _cache_shape(self) -> kv_cache.KVCacheShape:
+        described = kv_cache.adapter_specs(self._served.adapter_class, self.vllm_config)
+        if described is not None:
+            return kv_cache.KVCacheShape.of_specs(described)
         return kv_cache.KVCacheShape.of(self.vllm_config, self._num_devices)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -95,12 +98,14 @@ class TTWorker(WorkerBase):
         self._loaded.allocate(self._cache_shape(), kv_cache_config, width)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        device_sampler = DeviceSampler.of(self._tt_config, self._capabilities)
+        host_sampler = HostSampler(self.vllm_config)
+        custom = host_sampler.has_custom_processors
+        device_sampler = DeviceSampler.of(self._tt_config, self._capabilities, custom)
         if self._tt_config.enable_model_warmup:
             self._loaded.warm_up(can_sample_on_device=device_sampler.may_sample)
         self._loaded.note_decode_sizes()
         requests = RequestTable(self._loaded.max_rows)
-        self._runner = TTRunner(self._loaded, requests, HostSampler(self.vllm_config), device_sampler)
+        self._runner = TTRunner(self._loaded, requests, host_sampler, device_sampler)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:

@@ -60,13 +60,16 @@ class PagedProbe(torch.nn.Module):
         "supports_chunked_prefill": True,
         "supports_async_decode": True,
         "supports_sample_on_device": True,
+        "folds_dp_into_lanes": True,
     }
     decode_input_update_contract: ClassVar[int] = 1
 
-    def __init__(self, *, rows: int, vocab: int, vllm_config: object = None) -> None:
+    def __init__(self, *, rows: int, vocab: int, lanes: int = 1, vllm_config: object = None) -> None:
         # vllm_config is never given: vLLM's inspection of the class looks for a parameter of that name.
         super().__init__()
         self._vocab = vocab
+        self._lanes = lanes
+        self._rows_per_lane = rows // lanes
         self._row_hash: list[int | None] = [None] * rows
         self._tokens = np.zeros(rows, np.int64)
         self._positions = np.full(rows, -1, np.int64)
@@ -84,11 +87,11 @@ class PagedProbe(torch.nn.Module):
         tt_data_parallel: int = 1,
         optimizations: str | None = None,
     ) -> "PagedProbe":
-        return cls(rows=max_batch_size, vocab=hf_config.vocab_size)
+        return cls(rows=max_batch_size, vocab=hf_config.vocab_size, lanes=tt_data_parallel)
 
     def allocate_kv_cache(self, shape: Sequence[int], dtype: torch.dtype, num_layers: int) -> Ints:
-        """`[blocks, block size, 2]`: token and position of each place, -1 where nothing was written."""
-        return np.full((shape[0], shape[2], 2), -1, np.int64)
+        """`[lanes, blocks, block size, 2]`: token and position of each place, -1 where none was written."""
+        return np.full((self._lanes, shape[0], shape[2], 2), -1, np.int64)
 
     def warmup_model_prefill(self, *, kv_cache: Ints, enable_trace: bool, can_sample_on_device: bool) -> None:
         """Nothing to compile."""
@@ -112,12 +115,17 @@ class PagedProbe(torch.nn.Module):
         kv_cache: Ints,
         enable_trace: bool,
         prompt_lens: npt.NDArray[np.int64],
-        start_pos: npt.NDArray[np.int32],
+        start_pos: npt.NDArray[np.int32] | Tensor,
         empty_slots: list[int],
         sampling_params: TTSamplingParams | None = None,
     ) -> Tensor:
         """Logits `[N, 1, V]`, or ids `[N]`."""
         count = len(empty_slots)
+        _require(
+            isinstance(start_pos, Tensor) == (self._lanes > 1),
+            "positions are a tensor in lanes alone",
+        )
+        start_pos = np.asarray(start_pos)
         self._expect(tokens, torch.int32, (count, int(prompt_lens.max())))
         self._expect(page_table, torch.int32, (count, self._width))
         _require(prompt_lens.dtype == np.int64 and start_pos.dtype == np.int32, "wrong types of positions")
@@ -129,8 +137,9 @@ class PagedProbe(torch.nn.Module):
                 start == 0 or self.may_start_late(), f"row {row} starts at {start}, and nothing allows it to"
             )
             blocks, chunk = page_table[index].numpy(), tokens[index, :end].numpy()
-            self._write(kv_cache, blocks, start, chunk[start:])
-            seen = self._read(kv_cache, blocks, end, row)
+            cache = kv_cache[row // self._rows_per_lane]
+            self._write(cache, blocks, start, chunk[start:])
+            seen = self._read(cache, blocks, end, row)
             _require((seen == chunk).all(), f"row {row}: tokens 0..{end} are not those in its cache")
             self._row_hash[row] = context_hash(seen)
             logits.append(logits_of(context_hash(seen), self._vocab))
@@ -211,6 +220,7 @@ class PagedProbe(torch.nn.Module):
 
     def _advance(self, kv_cache: Ints, row: int) -> int:
         position, blocks = int(self._positions[row]), self._page_table[row]
+        kv_cache = kv_cache[row // self._rows_per_lane]
         before = context_hash(self._read(kv_cache, blocks, position, row))
         _require(
             before == self._row_hash[row], f"row {row} was left to another request, or went on without it"
