@@ -212,7 +212,7 @@ def test_a_joiner_that_was_dismissed_and_seen_dead_is_not_dismissed_again_by_a_f
     world.event(Cancel())
     world.crash(world.processes[4])
     world.notice(world.unnoticed[0])
-    assert world.coordinator.phase == Phase.ABORTING
+    assert world.coordinator.phase.name == "ABORTING"
     world.crash(world.processes[2])
     world.settle()
     assert world.coordinator.gone == ()
