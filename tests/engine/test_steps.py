@@ -128,6 +128,43 @@ def test_a_prompt_that_does_not_fit_yet_leaves_decodes_running(probe_engine: Eng
     assert driver.tokens == {"running": expected(FIRST, 40), "waiting": expected(PLENTY, 4)}
 
 
+def test_a_request_that_ends_while_a_prompt_does_not_fit_gives_its_row_back(
+    probe_engine: Engines, watch: Watch
+) -> None:
+    engine = probe_engine(max_model_len=72, num_gpu_blocks_override=19, max_num_seqs=2)
+    watching, driver = watch(engine), Driver(engine)
+    driver.add("ends", FIRST, greedy(4))
+    driver.add("runs", SECOND, greedy(12))
+    driver.step()
+    driver.add("does not fit", PLENTY, greedy(4))
+    driver.add("behind", THIRD, greedy(4))
+    driver.drain(limit=60)
+    assert len(watching.plans) < 40
+    prompts = {"ends": (FIRST, 4), "runs": (SECOND, 12), "does not fit": (PLENTY, 4), "behind": (THIRD, 4)}
+    assert driver.tokens == {name: expected(*request) for name, request in prompts.items()}
+
+
+def test_a_chunk_that_no_longer_fits_gives_its_row_back(probe_engine: Engines, watch: Watch) -> None:
+    engine = probe_engine(
+        max_model_len=72,
+        num_gpu_blocks_override=19,
+        max_num_batched_tokens=8,
+        max_num_seqs=2,
+        additional_config={"tt": {"decode_interleave_prefill_steps": 1}},
+    )
+    watching, driver = watch(engine), Driver(engine)
+    driver.add("grows", PLENTY[:42], greedy(12))
+    driver.step(6)
+    # 7 blocks are free and hold 28 tokens, but the other's third decode takes one of them.
+    driver.add("chunks", PLENTY[::-1][:28], greedy(4))
+    driver.drain(limit=60)
+    assert watching.preemptions
+    assert driver.tokens == {
+        "grows": expected(PLENTY[:42], 12),
+        "chunks": expected(PLENTY[::-1][:28], 4),
+    }
+
+
 class SlowGrammars:
     """Holds back the compilation of grammars in vLLM until it is released."""
 

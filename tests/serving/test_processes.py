@@ -77,3 +77,40 @@ def test_two_api_servers_and_the_second_wire_form_serve_the_same_tokens(
         server.press_ctrl_c()
         assert server.process.wait(ENDS_WITHIN_S) == 0, tail(server.log)
         assert nothing_is_left_of(server), tail(server.log)
+
+
+GUIDE = [
+    *("--data_parallel_size", "4", "--max_num_seqs", "8", "--async-scheduling"),
+    *("--additional-config.tt.dispatch_core_axis", "col"),
+    *("--additional-config.tt.sample_on_device_mode", "all"),
+    *("--additional-config.tt.fabric_config", "FABRIC_1D_RING"),
+    *("--additional-config.tt.worker_l1_size", "1344544"),
+    *("--additional-config.tt.trace_region_size", "220000000"),
+]
+"""How the published guide starts a Galaxy: four lanes, and as many API servers, which is vLLM's default."""
+
+
+def test_four_lanes_as_the_guide_starts_them(tmp_path: Path, client: OpenAI) -> None:
+    """Tokens do not depend on lanes, and every API server tells the same of all lanes."""
+    prompts = [f"{number} is my number. " + PROMPTS[2] for number in range(8)]
+    expected = [generate(client, prompt, max_tokens=24) for prompt in prompts]
+    command = [*SERVE_SMOLLM2, *OPTIONS, *GUIDE]
+    with running(command, tmp_path, environment(MESH_DEVICE="host:8x4")) as server:
+
+        def through_its_own_connection(prompt: str) -> list[int]:
+            with server.client() as other:
+                return generate(other, prompt, max_tokens=24)
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(through_its_own_connection, prompts)) == expected
+        time.sleep(1)  # what was counted is written out twice a second
+        told = [server.get("/metrics") for _ in range(4)]
+        counted = [sorted(line for line in text.splitlines() if line.startswith("tt:")) for text in told]
+        assert counted[0] == counted[1] == counted[2] == counted[3]
+        assert 'tt:lane_running{lane="3"} 0.0' in counted[0]
+        assert "tt:admissions_total 8.0" in counted[0]
+        assert server.metric("tt:steps_total") > 24
+        assert "4 lanes of 8 sequences" in server.log.read_text()
+        server.press_ctrl_c()
+        assert server.process.wait(ENDS_WITHIN_S) == 0, tail(server.log)
+        assert nothing_is_left_of(server), tail(server.log)
