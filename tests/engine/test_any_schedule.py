@@ -173,7 +173,8 @@ def test_each_request_gets_the_tokens_that_it_gets_alone(
     @given(st.lists(events, min_size=2, max_size=12))
     def scenario(timeline: list[Event]) -> None:
         # The same one each time, until a failure leaves requests behind.
-        engine = probe_engine(max_num_seqs=ROWS, block_size=BLOCK, max_model_len=72, **configuration)
+        plain = {"max_num_seqs": ROWS, "block_size": BLOCK, "max_model_len": 72}
+        engine = probe_engine(**plain | configuration)
         if engine not in watches:
             watches[engine] = watch(engine)
         play(engine, timeline)
