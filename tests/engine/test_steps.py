@@ -142,6 +142,7 @@ def test_a_request_that_ends_while_a_prompt_does_not_fit_gives_its_row_back(
     assert len(watching.plans) < 40
     prompts = {"ends": (FIRST, 4), "runs": (SECOND, 12), "does not fit": (PLENTY, 4), "behind": (THIRD, 4)}
     assert driver.tokens == {name: expected(*request) for name, request in prompts.items()}
+    assert not watching.owners
 
 
 def test_a_chunk_that_no_longer_fits_gives_its_row_back(probe_engine: Engines, watch: Watch) -> None:
@@ -163,6 +164,7 @@ def test_a_chunk_that_no_longer_fits_gives_its_row_back(probe_engine: Engines, w
         "grows": expected(PLENTY[:42], 12),
         "chunks": expected(PLENTY[::-1][:28], 4),
     }
+    assert not watching.owners
 
 
 class SlowGrammars:
