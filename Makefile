@@ -1,6 +1,6 @@
 # Every target sets up what it lacks; the second time that costs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-engines test-rest check lint types imports rules fix bench wheels pins upgrade
+.PHONY: help setup serve test test-engines test-rest soak check lint types imports rules fix bench wheels pins upgrade
 
 BIN := .venv/bin
 ENGINES := tests/engine tests/models
@@ -25,6 +25,9 @@ test-engines: setup
 
 test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
+
+soak: setup ## any schedule of requests, for hours: about a million steps
+	@SOAK_EXAMPLES=1500 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
 
 check: setup ## lint, types, import contracts, public names and house rules
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target lint types imports rules

@@ -5,6 +5,7 @@ block, a row, a position or a reload is wrong, and books kept beside the schedul
 """
 
 import gc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,8 @@ from .watch import PlanWatch
 
 ROWS = 4
 BLOCK = 4
-EXAMPLES = 40
+EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "40"))
+"""Of each configuration; `make soak` plays many more."""
 SHARED = [[(13 * i + 5 * stream) % PROBE_VOCAB for i in range(40)] for stream in range(4)]
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

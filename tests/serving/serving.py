@@ -32,6 +32,7 @@ def environment(**changes: str | None) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "PROMETHEUS_MULTIPROC_DIR": None,  # else the server would go on counting in the folder of these tests
         **changes,
     }
     kept = {name: value for name, value in os.environ.items() if name not in wanted}

@@ -51,7 +51,7 @@ def test_vllm_is_described_as_it_describes_itself() -> None:
 def unmet() -> dict[str, set[str]]:
     """Requirements of installed distributions that the installed versions do not meet, by required name."""
     found: dict[str, set[str]] = {}
-    for owner in distributions():
+    for owner in distributions(path=SITE):
         for requirement in map(Requirement, owner.requires or ()):
             name = canonicalize_name(requirement.name)
             wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
