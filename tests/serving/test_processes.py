@@ -55,30 +55,6 @@ def test_ctrl_c_ends_the_server_soon_and_delivers_what_was_generated(tmp_path: P
     assert received[-1].finish_reason == "abort"
 
 
-def test_two_api_servers_and_the_second_wire_form_serve_the_same_tokens(
-    tmp_path: Path, client: OpenAI
-) -> None:
-    """Eight at once, more than the cache holds, so that some are preempted and resumed in the V2 form."""
-    prompts = [f"{number} is my number. " + PROMPTS[2] * 2 for number in range(8)]
-    expected = [generate(client, prompt, max_tokens=40) for prompt in prompts]
-    command = [*SERVE_SMOLLM2, *OPTIONS, "--api-server-count", "2"]
-    with running(command, tmp_path, environment(VLLM_USE_V2_MODEL_RUNNER="1")) as server:
-
-        def through_its_own_connection(prompt: str) -> list[int]:
-            with server.client() as other:
-                return generate(other, prompt, max_tokens=40)
-
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            assert list(pool.map(through_its_own_connection, prompts)) == expected
-        assert server.metric("vllm:num_preemptions_total") > 0
-        log = server.log.read_text()
-        assert "ApiServer_0" in log
-        assert "ApiServer_1" in log
-        server.press_ctrl_c()
-        assert server.process.wait(ENDS_WITHIN_S) == 0, tail(server.log)
-        assert nothing_is_left_of(server), tail(server.log)
-
-
 GUIDE = [
     *("--data_parallel_size", "4", "--max_num_seqs", "8", "--async-scheduling"),
     *("--additional-config.tt.dispatch_core_axis", "col"),
