@@ -89,7 +89,7 @@ rows = st.builds(Row, row_params, st.integers(0, 10_000), tokens.map(lambda t: [
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.none(), rows), min_size=1, max_size=6), st.randoms())
-def test_a_row_is_the_same_alone_and_among_any_others(batch: list[Row | None], random) -> None:  # type: ignore[no-untyped-def]
+def test_a_row_is_the_same_alone_and_among_any_others(batch: list[Row | None], random) -> None:
     random.shuffle(batch)
     together = sample_rows(batch)
     for index, row in enumerate(batch):
