@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from .conftest import OPTIONS
@@ -66,6 +67,7 @@ GUIDE = [
 """How the published guide starts a Galaxy: four lanes, and as many API servers, which is vLLM's default."""
 
 
+@pytest.mark.timeout(1200)  # six processes, each of which imports all of vLLM
 def test_four_lanes_as_the_guide_starts_them(tmp_path: Path, client: OpenAI) -> None:
     """Tokens do not depend on lanes, and every API server tells the same of all lanes."""
     prompts = [f"{number} is my number. " + PROMPTS[2] for number in range(8)]
