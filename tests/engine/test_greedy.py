@@ -181,7 +181,7 @@ def test_chunked_prefill(
     agree: Callable[..., None],
     watch: Callable[[LLM], PlanWatch],
 ) -> None:
-    engine = smollm2_engine(max_num_batched_tokens=size)
+    engine = smollm2_engine(max_num_batched_tokens=size, max_num_seqs=len(LENGTHS))
     watching = watch(engine)
     agree(run(engine, [reference.prompt for reference in references]))
     assert max(plan.total_num_scheduled_tokens for plan in watching.plans) == size
