@@ -4,7 +4,7 @@ Every preset serves every trace under prefill first, interleaving, a bounded gap
 target, and mixed steps (vLLM's own token budget, which these devices cannot run). Throughput is relative to
 prefill first, the median time to first token to interleaving 2:1. A bounded gap aims to keep its target on
 every trace and, with the roomy one, to cost at most 1 % of throughput and no time to first token. The note
-says what the phase changes alone cost that the target forces on prefill first's run: no policy can save those.
+says what the phase changes alone cost that the target forces on prefill first: no policy can save those.
 
 `strange` is the roomy target on steps that stray by 10 %, with a policy that starts from its default costs.
 """
