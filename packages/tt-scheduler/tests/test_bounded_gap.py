@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tt_scheduler import BoundedGap, Choice, Line, Phase, StepRecord, Work
 from tt_scheduler.sim import Arrival, Device, LaneShape, PhasePure, Run, Setup, simulate
@@ -88,6 +88,19 @@ def test_the_bound_holds_with_exact_costs(device: Device, requests: list[Arrival
 
 @settings(max_examples=40, deadline=None)
 @given(devices, arrivals, st.floats(1.3, 10.0), st.floats(0.02, 0.2), st.sampled_from([0.3, 1.0, 3.0]))
+@example(  # of chunks that follow chunks, only the smallest has been measured when a large one is chosen
+    Device(
+        prefill_fixed_s=0.0078125,
+        prefill_token_s=4.148110492771403e-05,
+        decode_fixed_s=0.03125,
+        switch_s=0.04296875,
+        padded_to=SIZES,
+    ),
+    [Arrival(0.0, 1, 41), Arrival(1.0, 1281, 1), Arrival(1.5, 2049, 1)],
+    1.3125,
+    0.03125,
+    0.3,
+)
 def test_the_bound_holds_within_a_margin_with_noisy_costs_and_a_wrong_prior(
     device: Device, requests: list[Arrival], ease: float, jitter: float, factor: float
 ) -> None:

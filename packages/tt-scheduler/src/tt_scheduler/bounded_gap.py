@@ -129,7 +129,9 @@ class BoundedGap:
     def _chunk_s(self, tokens: int) -> float:
         costs = (self._first_chunk, self._next_chunk)
         own, other = costs if self._last is Phase.DECODE else costs[::-1]
-        return own.upper_s(tokens) if own else max(own.upper_s(tokens), other.upper_s(tokens))
+        if own.knows(tokens) or (own and not other.knows(tokens)):
+            return own.upper_s(tokens)
+        return max(own.upper_s(tokens), other.upper_s(tokens))
 
     def _aged(self, waited_s: float) -> int:
         steps_up = math.floor(waited_s / self.patience_s)

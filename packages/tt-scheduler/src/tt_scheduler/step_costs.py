@@ -54,6 +54,10 @@ class LearnedCost:
         """Whether anything has been learned."""
         return bool(self._steps)
 
+    def knows(self, size: int) -> bool:
+        """Whether a step of about this size was measured; the line is stretched to all others."""
+        return bool(self._near(size))
+
     def learn(self, size: int, seconds: float) -> None:
         """Take in one measured step. One of size 0 or without duration teaches nothing."""
         if size > 0 and seconds > 0:
@@ -73,10 +77,13 @@ class LearnedCost:
         return self._uppers[size]
 
     def _stray(self, size: int) -> float:
-        near = [step for step in self._steps if step[0] <= 2 * size and size <= 2 * step[0]]
+        near = self._near(size)
         ratios = self._ratios(near if len(near) >= 4 else self._steps) or [1.0]
         limit = ACCIDENT * statistics.median_low(ratios)
         return max(1.0, *(ratio for ratio in ratios if ratio <= limit))
+
+    def _near(self, size: int) -> list[tuple[int, float]]:
+        return [step for step in self._steps if step[0] <= 2 * size and size <= 2 * step[0]]
 
     def _refit(self) -> None:
         """Move the line, at once while little is known, then at every few steps: it takes a while."""
