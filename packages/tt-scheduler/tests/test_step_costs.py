@@ -71,7 +71,8 @@ def test_nothing_is_learned_from_nothing() -> None:
     cost = LearnedCost(Line(0.1, 0.001))
     cost.learn(0, 5.0)
     cost.learn(100, 0.0)
-    assert not cost and not cost.knows(100)
+    assert not cost
+    assert not cost.knows(100)
     assert cost.upper_s(100) == pytest.approx(0.2)
 
 
