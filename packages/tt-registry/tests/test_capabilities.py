@@ -14,6 +14,7 @@ DEFAULTS = {
     "supports_device_penalties": True,
     "max_device_top_k": None,
     "supports_device_grammar": False,
+    "device_logprobs": "none",
     "fabric_config": None,
     "output_tokens_per_step": 1,
     "tt_adaptive_block_output": False,
@@ -43,6 +44,7 @@ def test_a_class_that_declares_nothing_gets_the_defaults() -> None:
 
 VALUES = {
     "max_device_top_k": st.none() | st.integers(1, 1000),
+    "device_logprobs": st.sampled_from(["none", "sampled", "top32"]),
     "output_tokens_per_step": st.integers(1, 64),
     "decode_input_update_contract": st.sampled_from([0, 1]),
     "fabric_config": st.none() | st.dictionaries(st.text(max_size=4), st.integers(), max_size=3),
@@ -85,6 +87,7 @@ def test_a_value_is_kept_or_refused_with_its_name(key: str, value: object) -> No
         ("supports_async_decode", None, "a bool"),
         ("max_device_top_k", True, "an int of at least 1, or None"),
         ("max_device_top_k", 0, "an int of at least 1, or None"),
+        ("device_logprobs", "top20", "'none', 'sampled' or 'top32'"),
         ("output_tokens_per_step", 2.0, "an int of at least 1"),
         ("fabric_config", "FABRIC_1D", "a dict with str keys, or None"),
         ("spec_requirements", "hidden", "a tuple or list"),

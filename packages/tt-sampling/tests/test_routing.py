@@ -113,6 +113,14 @@ def test_a_token_that_may_leave_the_top_32_takes_its_logprob_from_the_host(row: 
     assert row_reasons(row, ABLE, Phase.DECODE) == (Reason.SAMPLED_LOGPROB,)
 
 
+def test_a_single_logprob_tells_no_rank_but_the_first() -> None:
+    device = attrs.evolve(ABLE, logprobs="sampled")
+    assert row_reasons(RowNeeds(RowParams(top_k=1, num_logprobs=0)), device, Phase.DECODE) == ()
+    drawn = RowNeeds(RowParams(top_k=4, num_logprobs=0))
+    assert row_reasons(drawn, ABLE, Phase.DECODE) == ()
+    assert row_reasons(drawn, device, Phase.DECODE) == (Reason.SAMPLED_LOGPROB,)
+
+
 @pytest.mark.parametrize(
     ("mode", "phase", "compat", "reason"),
     [

@@ -34,6 +34,7 @@ _KEYWORDS = Rule(
     ),
     lambda value: None if value is None else dict(value),
 )
+_LOGPROBS = Rule("'none', 'sampled' or 'top32'", lambda value: value in ("none", "sampled", "top32"))
 _CONTRACT = Rule("0 or 1", lambda value: type(value) is int and value in CONTRACT_VERSIONS)
 
 
@@ -48,6 +49,8 @@ class Capabilities:
     All but the last two are keys of the class's `model_capabilities`; `decode_input_update_contract` and
     `hybrid_kv_cache_groups` (`_HYBRID_KV_CACHE_GROUPS_ENABLED`) are class attributes of their own.
     A random row with `top_k < 1` or above `max_device_top_k` is sampled on the host.
+    `device_logprobs` says what comes with tokens sampled on the device: nothing, the logprob of each token,
+    or the 32 highest of its row with their ids, sorted.
     `fabric_config` holds keyword arguments for `ttnn.set_fabric_config`; it is a copy, not to be changed.
     """
 
@@ -58,6 +61,7 @@ class Capabilities:
     supports_device_penalties: bool = _capability(_FLAG, True)
     max_device_top_k: int | None = _capability(_COUNT_OR_NONE, None)
     supports_device_grammar: bool = _capability(_FLAG, False)
+    device_logprobs: str = _capability(_LOGPROBS, "none")
     fabric_config: Mapping[str, object] | None = attrs.field(
         default=None, hash=False, metadata={"rule": _KEYWORDS, "attribute": None}
     )

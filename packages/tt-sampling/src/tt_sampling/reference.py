@@ -31,7 +31,7 @@ class Sampled:
     logprobs: Tensor | None = None
     """float32 [B], of the sampled token, where `num_logprobs` is 0 or more"""
     top: tuple[Tensor, Tensor] | None = None
-    """(values float32 [B, T], ids int64 [B, T]), highest first, T = min(32, V), where it is 1 or more"""
+    """(values float32 [B, T], ids int64 [B, T]), highest first, T = min(32, V), there too: it tells ranks"""
 
 
 def sample(
@@ -163,15 +163,10 @@ def _with_logprobs(ids: Tensor, logits: Tensor, wanted: Sequence[int]) -> Sample
     raw = logits[rows].log_softmax(dim=-1)
     logprobs = torch.full(ids.shape, float("nan"))
     logprobs[rows] = raw.gather(1, ids[rows].unsqueeze(1)).squeeze(1)
-    if max(wanted) == 0:
-        return Sampled(ids, logprobs)
-    ranked = [(i, at) for at, i in enumerate(rows) if wanted[i] > 0]
     width = min(TOP_LOGPROBS, logits.shape[1])
     values = torch.full((len(wanted), width), float("nan"))
     top_ids = torch.full((len(wanted), width), -1)
-    best = raw[[at for _, at in ranked]].topk(width, dim=-1)
-    values[[i for i, _ in ranked]] = best.values
-    top_ids[[i for i, _ in ranked]] = best.indices
+    values[rows], top_ids[rows] = raw.topk(width, dim=-1)
     return Sampled(ids, logprobs, (values, top_ids))
 
 

@@ -48,7 +48,7 @@ class Reason(enum.Enum):
     SEED = "it has a seed and the device takes none"
     MIN_P = "it has min_p and the device takes none"
     LOGPROBS = "it wants more logprobs than the device returns"
-    SAMPLED_LOGPROB = "it wants logprobs and its token may lie outside the device's top 32"
+    SAMPLED_LOGPROB = "it wants logprobs and what the device returns may not tell its token's rank"
     GRAMMAR = "it follows a grammar and the device takes no mask in this phase"
     LOGIT_BIAS = "it has a logit bias"
     ALLOWED_TOKENS = "it allows only some tokens"
@@ -144,7 +144,7 @@ def row_reasons(needs: RowNeeds, device: DeviceCapabilities, phase: Phase) -> tu
         (Reason.SEED, not params.greedy and params.seed is not None and not device.seeds),
         (Reason.MIN_P, not params.greedy and params.min_p > 0 and not device.min_p),
         (Reason.LOGPROBS, not _has_logprobs(params.num_logprobs, device.logprobs)),
-        (Reason.SAMPLED_LOGPROB, device.logprobs is DeviceLogprobs.TOP32 and not _stays_in_top(needs)),
+        (Reason.SAMPLED_LOGPROB, not _is_ranked(needs, device.logprobs)),
         (Reason.GRAMMAR, needs.grammar and not (device.grammar and decode)),
         (Reason.LOGIT_BIAS, needs.logit_bias and not device.logit_bias),
         (Reason.ALLOWED_TOKENS, needs.allowed_tokens and not device.allowed_tokens),
@@ -178,10 +178,13 @@ def _has_logprobs(wanted: int, kind: DeviceLogprobs) -> bool:
     return wanted == NO_LOGPROBS or 0 <= wanted <= most[kind]
 
 
-def _stays_in_top(needs: RowNeeds) -> bool:
-    """Whether the sampled token is surely among the 32 highest raw logits, where its logprob is returned."""
+def _is_ranked(needs: RowNeeds, kind: DeviceLogprobs) -> bool:
+    """Whether the sampled token's rank among the raw logits is sure to be known.
+
+    The argmax of unedited logits is the first; any other must be among the 32 that a device returns.
+    """
     params = needs.params
-    if params.num_logprobs == NO_LOGPROBS:
+    if kind is DeviceLogprobs.NONE or params.num_logprobs == NO_LOGPROBS:
         return True
     edited = (
         params.penalised
@@ -192,4 +195,5 @@ def _stays_in_top(needs: RowNeeds) -> bool:
         or needs.min_tokens
         or needs.stateful_processors
     )
-    return not edited and (params.greedy or 1 <= params.top_k <= TOP_LOGPROBS)
+    within = kind is DeviceLogprobs.TOP32 and 1 <= params.top_k <= TOP_LOGPROBS
+    return not edited and (params.greedy or within)
