@@ -9,7 +9,7 @@ import torch
 from tt_registry import Capabilities
 from tt_sampling import ReloadCommands, TTSamplingParams
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm_tt_plugin.adapter import Adapter, DecodeInputs, DeviceSampling, PrefillInputs
+from vllm_tt_plugin.adapter import Adapter, DecodeInputs, DeviceSampling, PrefillInputs, StepResult
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.kv_cache import KVCacheShape
@@ -53,6 +53,10 @@ def decode_inputs() -> DecodeInputs:
         start_pos=torch.tensor([3, -1, 2, -1], dtype=torch.int32),
         page_table=torch.tensor([[1, 0, 0, 0, 0], [0] * 5, [2, 0, 0, 0, 0], [0] * 5], dtype=torch.int32),
     )
+
+
+def run_decode(made: Adapter, *arguments: Any) -> StepResult:
+    return made.read_decode(made.submit_decode(*arguments))
 
 
 def sampling(penalties: bool) -> DeviceSampling:
@@ -121,7 +125,7 @@ def test_a_decode_gets_exactly_the_contracts_arguments(
 ) -> None:
     made = adapter(cls)
     inputs = decode_inputs()
-    made.decode(inputs, wanted, FIRST)
+    run_decode(made, inputs, wanted, FIRST)
     (arguments,) = passed(made, "decode_forward")
     assert set(arguments) == DECODE | extra
     assert (arguments["tokens"], arguments["start_pos"]) == (inputs.tokens, inputs.start_pos)
@@ -145,8 +149,8 @@ def test_a_decode_gets_exactly_the_contracts_arguments(
 def test_the_commands_in_both_versions(commands: ReloadCommands, reset: bool) -> None:
     made = {cls: adapter(cls) for cls in (Version0, Version1)}
     for one in made.values():
-        one.decode(decode_inputs(), sampling(False), FIRST)
-        one.decode(decode_inputs(), sampling(False), commands)
+        run_decode(one, decode_inputs(), sampling(False), FIRST)
+        run_decode(one, decode_inputs(), sampling(False), commands)
     assert passed(made[Version0], "decode_forward")[1]["reset_batch"] is reset
     arguments = passed(made[Version1], "decode_forward")[1]
     assert {name: arguments[name] for name in COMMANDS} == attrs.asdict(commands)
@@ -154,7 +158,7 @@ def test_the_commands_in_both_versions(commands: ReloadCommands, reset: bool) ->
 
 def test_logits_that_the_adapter_gives_on_the_host_are_not_read_again() -> None:
     made = adapter(HostSampled)
-    result = made.decode(decode_inputs(), None, FIRST)
+    result = run_decode(made, decode_inputs(), None, FIRST)
     assert [name for name, _, _ in made.model.calls] == ["decode_forward"]
     assert result.logits is not None
     assert result.logits.shape == (4, VOCAB)
@@ -174,7 +178,7 @@ def test_handles_are_read_once_their_events_happened(wanted: DeviceSampling | No
     made = adapter(Version1)
     mesh = CountingMesh()
     made.mesh = mesh  # type: ignore[assignment]
-    result = made.decode(decode_inputs(), wanted, FIRST)
+    result = run_decode(made, decode_inputs(), wanted, FIRST)
     (handles,), read = next(
         (args, kwargs) for name, args, kwargs in made.model.calls if name == "read_decode_output"
     )
@@ -209,7 +213,7 @@ def test_forms_of_results(
 ) -> None:
     made = adapter(Odd)
     made.model.gives = gives
-    result = made.decode(decode_inputs(), wanted, FIRST)
+    result = run_decode(made, decode_inputs(), wanted, FIRST)
     if token is None:
         assert result.logits is not None
         assert result.logits.argmax(-1).tolist() == [3]
@@ -222,7 +226,7 @@ def test_logits_of_another_shape_are_refused() -> None:
     made = adapter(Odd)
     made.model.gives = torch.zeros(4, VOCAB)
     with pytest.raises(StepError, match=r"\(4, 61\); expected \[rows, S, V\]"):
-        made.decode(decode_inputs(), None, FIRST)
+        run_decode(made, decode_inputs(), None, FIRST)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +312,6 @@ def test_loading_and_allocation(make_config: MakeConfig, cls: type[Language]) ->
 def test_steps_are_traced_as_warmed_up(mode: str, prefill: bool, decode: bool) -> None:
     made = adapter(HostSampled, trace_mode=mode)
     made.prefill(prefill_inputs(), None)
-    made.decode(decode_inputs(), None, FIRST)
+    run_decode(made, decode_inputs(), None, FIRST)
     assert passed(made, "prefill_forward")[0]["enable_trace"] is prefill
     assert passed(made, "decode_forward")[0]["enable_trace"] is decode

@@ -5,6 +5,7 @@ model reads contexts back through page tables, keeps its inputs on the device as
 and gives NaN for rows that hold nobody.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tt_registry import Capabilities
 from tt_scheduler import Phase
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm_tt_plugin.adapter import Adapter
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.device_sampling import DeviceSampler
@@ -38,9 +40,15 @@ class _Blocks:
 
 
 class Rig:
-    """A planner on one side, a runner with its adapter on the other."""
+    """A planner on one side, a runner with its adapter on the other.
 
-    def __init__(self, vllm_config: "VllmConfig", cls: type[Language], v2: bool, **tt: Any) -> None:
+    With ``overlap`` it does as vLLM's engine does with async scheduling: the output of a step is asked for
+    when the next step was submitted.
+    """
+
+    def __init__(
+        self, vllm_config: "VllmConfig", cls: type[Language], v2: bool, overlap: bool = False, **tt: Any
+    ) -> None:
         config = TTConfig.parse(tt)
         capabilities = Capabilities.from_class(cls)
         self.planner = Planner(ROWS, NUM_BLOCKS, v2)
@@ -50,20 +58,28 @@ class Rig:
         adapter.decode_sizes = (1, 2)
         self.model: Any = adapter.model
         device = DeviceSampler.of(config, capabilities)
-        self.runner = TTRunner(adapter, RequestTable(ROWS), HostSampler(vllm_config), device)
+        host = HostSampler(vllm_config)
+        self.runner = TTRunner(adapter, RequestTable(ROWS), host, device, overlap)
+        self._depth = 2 if overlap else 1
+        self._asked_later: deque[tuple[Any, dict[str, list[int]]]] = deque()
 
-    def step(self, phase: Phase, work: list[tuple[Told, int]]) -> dict[str, list[int]]:
-        """Run a step, check its tokens against the hash, and note them; tokens by request."""
-        output = self.runner.execute(self.planner.step(phase, work))
-        if output is None:
-            output = self.runner.sample(None)
-        got = {name: output.sampled_token_ids[index] for name, index in output.req_id_to_index.items()}
-        assert set(got) == {request.name for request, _ in work}
+    def step(self, phase: Phase, work: list[tuple[Told, int]]) -> None:
+        """Run a step; its tokens must be those of the hash."""
+        output = self.runner.execute(self.planner.step(phase, work)) or self.runner.sample(None)
+        expected = {r.name: [] if r.missing else [next_token(r.tokens)] for r, _ in work}
         for request, _ in work:
-            expected = [] if request.missing else [next_token(request.tokens)]
-            assert got[request.name] == expected, f"{request.name} after {request.tokens}"
-            request.output += expected
-        return got
+            request.output += expected[request.name]
+        self._asked_later.append((output, expected))
+        self.settle(self._depth - 1)
+
+    def settle(self, left: int = 0) -> None:
+        """Ask for outputs until so many are left."""
+        while len(self._asked_later) > left:
+            output, expected = self._asked_later.popleft()
+            if isinstance(output, AsyncModelRunnerOutput):
+                output = output.get_output()
+            got = {name: output.sampled_token_ids[index] for name, index in output.req_id_to_index.items()}
+            assert got == expected
 
 
 ROUTES = {
@@ -78,12 +94,12 @@ ROUTES = {
 
 
 def machine(
-    vllm_config: "VllmConfig", cls: type[Language], tt: dict[str, Any]
+    vllm_config: "VllmConfig", cls: type[Language], tt: dict[str, Any], overlap: bool
 ) -> type[RuleBasedStateMachine]:
     class Streams(RuleBasedStateMachine):
         @initialize(v2=st.booleans())
         def start(self, v2: bool) -> None:
-            self.rig = Rig(vllm_config, cls, v2, **tt)
+            self.rig = Rig(vllm_config, cls, v2, overlap, **tt)
             self.requests: list[Told] = []
             self.arrived = 0
 
@@ -129,6 +145,13 @@ def machine(
         def idle(self) -> None:
             self.rig.step(Phase.EMPTY, [])
 
+        @rule()
+        def ask(self) -> None:
+            self.rig.settle()
+
+        def teardown(self) -> None:
+            self.rig.settle()
+
     return Streams
 
 
@@ -136,10 +159,11 @@ def biased() -> SamplingParams:
     return greedy(logit_bias={0: -1e-6})
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("route", ROUTES)
-def test_every_stream_is_that_of_its_context(vllm_config: "VllmConfig", route: str) -> None:
+def test_every_stream_is_that_of_its_context(vllm_config: "VllmConfig", route: str, overlap: bool) -> None:
     cls, tt = ROUTES[route]
-    case = machine(vllm_config, cls, tt).TestCase
+    case = machine(vllm_config, cls, tt, overlap).TestCase
     case.settings = settings(max_examples=15, stateful_step_count=25, deadline=None, print_blob=True)
     case().runTest()
 
@@ -170,6 +194,45 @@ def test_a_steady_decode_reloads_only_pages(vllm_config: "VllmConfig") -> None:
     assert {len(d["tokens"]) for d in decodes} == {1}, "the smallest listed size"
 
 
+def reads(rig: Rig) -> list[str]:
+    """Which decodes were submitted and read, in order."""
+    names = {"decode_forward": "submit", "process_decode_output_host": "read"}
+    return [names[name] for name, _, _ in rig.model.calls if name in names]
+
+
+def test_a_steady_decode_is_submitted_before_the_one_in_flight_is_read(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, Version1, False, overlap=True, sample_on_device_mode="all")
+    request = Told("a", [1, 2, 3], greedy())
+    rig.step(Phase.PREFILL, [(request, 3)])
+    for _ in range(3):
+        rig.step(Phase.DECODE, [(request, 1)])
+    assert reads(rig) == ["submit", "submit", "read", "submit", "read"]
+    rig.runner.drain()
+    assert reads(rig)[5:] == ["read"]
+    rig.settle()
+    assert len(reads(rig)) == 6, "each is read once"
+
+
+@pytest.mark.parametrize("change", ["arrival", "end", "preemption", "one left out"])
+def test_a_change_of_rows_reads_what_is_in_flight_first(vllm_config: "VllmConfig", change: str) -> None:
+    rig = Rig(vllm_config, Version1, False, overlap=True, sample_on_device_mode="all")
+    stays, goes = Told("a", [1, 2], greedy()), Told("b", [3, 4, 5], greedy())
+    rig.step(Phase.PREFILL, [(stays, 2), (goes, 3)])
+    for _ in range(2):
+        rig.step(Phase.DECODE, [(stays, 1), (goes, 1)])
+    assert reads(rig) == ["submit", "submit", "read"]
+    if change == "arrival":
+        rig.step(Phase.PREFILL, [(Told("c", [6], greedy()), 1)])
+        assert reads(rig)[3:] == ["read"]
+        return
+    if change == "end":
+        rig.planner.finish(goes)
+    elif change == "preemption":
+        rig.planner.preempt(goes)
+    rig.step(Phase.DECODE, [(stays, 1)])
+    assert reads(rig)[3:] == ["read", "submit"]
+
+
 def test_an_idle_step_that_moves_nobody_costs_no_reload(vllm_config: "VllmConfig") -> None:
     rig = Rig(vllm_config, Version1, False, sample_on_device_mode="all")
     stays, leaves = Told("a", [1, 2], greedy()), Told("b", [3, 4, 5], greedy())
@@ -189,6 +252,7 @@ def test_logprobs_of_a_prefill_belong_to_the_requests_that_got_a_token(vllm_conf
     chunked, whole = Told("a", [1, 2, 3], greedy()), Told("b", [4, 5], greedy(logprobs=2))
     assert rig.runner.execute(rig.planner.step(Phase.PREFILL, [(chunked, 2), (whole, 2)])) is None
     output = rig.runner.sample(None)
+    assert isinstance(output, ModelRunnerOutput)
     assert output.req_ids == ["b", "a"]
     assert output.sampled_token_ids == [[next_token([4, 5])], []]
     assert output.logprobs is not None
@@ -203,6 +267,7 @@ def test_logprobs_of_a_decode_skip_free_rows(vllm_config: "VllmConfig") -> None:
     rig.planner.finish(gone)
     assert rig.runner.execute(rig.planner.step(Phase.DECODE, [(stays, 1)])) is None
     output = rig.runner.sample(None)
+    assert isinstance(output, ModelRunnerOutput)
     assert output.req_ids == ["b"]
     assert output.logprobs is not None
     assert output.logprobs.logprob_token_ids[:, 0].tolist() == [next_token(stays.tokens)]

@@ -77,6 +77,16 @@ class StepResult:
     logprobs: Any = None
 
 
+@attrs.frozen
+class DecodeHandle:
+    """A decode that the device was given; its output is on the way to the host, or there already."""
+
+    out: Any
+    events: tuple[Any, ...] | None
+    """What to wait for before reading; None if the adapter gave host tensors at once."""
+    sampling: DeviceSampling | None
+
+
 @attrs.define
 class Adapter:
     """A loaded model, its cache and its mesh."""
@@ -168,10 +178,10 @@ class Adapter:
         )
         return _result(out, sampling)
 
-    def decode(
+    def submit_decode(
         self, inputs: DecodeInputs, sampling: DeviceSampling | None, commands: ReloadCommands
-    ) -> StepResult:
-        """Run one decode and wait for what it gives."""
+    ) -> DecodeHandle:
+        """Hand one decode to the device and start the copy of what it will give, without waiting for it."""
         out = self.model.decode_forward(
             tokens=inputs.tokens,
             page_table=inputs.page_table,
@@ -181,12 +191,20 @@ class Adapter:
             read_from_device=False,
             **self._decode_arguments(sampling, commands),
         )
-        if not _on_host(out):
-            handles, events = self.model.read_decode_output(out, async_read=True)
-            for event in events:
-                self.mesh.wait_for(event)
-            out = self.model.process_decode_output_host(handles, is_tokens=sampling is not None)
-        return _result(out, sampling)
+        if _on_host(out):
+            return DecodeHandle(out, None, sampling)
+        handles, events = self.model.read_decode_output(out, async_read=True)
+        return DecodeHandle(handles, tuple(events), sampling)
+
+    def read_decode(self, handle: DecodeHandle) -> StepResult:
+        """Wait until the decode has ended, and read it. Call it once, in the order of submission."""
+        if handle.events is None:
+            return _result(handle.out, handle.sampling)
+        for event in handle.events:
+            self.mesh.wait_for(event)
+        is_tokens = handle.sampling is not None
+        out = self.model.process_decode_output_host(handle.out, is_tokens=is_tokens)
+        return _result(out, handle.sampling)
 
     def _decode_arguments(
         self, sampling: DeviceSampling | None, commands: ReloadCommands

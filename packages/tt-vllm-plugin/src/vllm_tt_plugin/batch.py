@@ -7,6 +7,7 @@ the rest of the tensors stays as it is.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,6 +19,25 @@ Tokens = npt.NDArray[np.integer[Any]]
 """Sampled token ids, one for each request of a step."""
 
 
+@attrs.frozen(eq=False)
+class Decoding:
+    """The requests of a decode, in the order of its plan. Never changed: a decode under way keeps its own."""
+
+    names: list[str]
+    index: dict[str, int]
+    states: list[RequestState]
+    rows: list[int]
+    at: npt.NDArray[np.intp]
+    """The same rows, to index arrays with."""
+
+    @classmethod
+    def of(cls, states: list[RequestState]) -> "Decoding":
+        names = [state.request_id for state in states]
+        rows = [row_of(state) for state in states]
+        index = {name: index for index, name in enumerate(names)}
+        return cls(names, index, states, rows, np.array(rows, np.intp))
+
+
 class DecodeBatch:
     """Inputs of the next decode, row by row. Free rows and requests that are still in prefill hold -1."""
 
@@ -27,12 +47,7 @@ class DecodeBatch:
         self._blocks = np.zeros((rows, width), np.int32)
         self._page_table = torch.from_numpy(self._blocks.copy())
         self._followed_changes = -1
-        self._rows = np.zeros(0, np.intp)
-        self.names: list[str] = []
-        """The requests that decode, in the order of the plan."""
-        self.index: dict[str, int] = {}
-        self.states: list[RequestState] = []
-        self.rows: list[int] = []
+        self.decoding = Decoding.of([])
 
     def write_blocks(self, changed: Sequence[RequestState]) -> None:
         """Copy the block lists of ``changed`` into the page table."""
@@ -48,25 +63,30 @@ class DecodeBatch:
     def follow(self, names: Iterable[str], requests: RequestTable) -> bool:
         """Make ``names`` the requests that decode. Returns whether anything changed but their last tokens."""
         names = list(names)
-        if requests.changes == self._followed_changes and names == self.names:
+        if requests.changes == self._followed_changes and names == self.decoding.names:
             return False
         self._followed_changes = requests.changes
-        self.names = names
-        self.index = {name: index for index, name in enumerate(names)}
-        self.states = [requests[name] for name in names]
-        self.rows = [row_of(state) for state in self.states]
-        self._rows = np.array(self.rows, np.intp)
+        self.decoding = Decoding.of([requests[name] for name in names])
         self._positions.fill(-1)
         self._tokens.fill(0)
-        for state, row in zip(self.states, self.rows, strict=True):
+        for state, row in zip(self.decoding.states, self.decoding.rows, strict=True):
             self._positions[row] = state.computed
             self._tokens[row, 0] = (state.output or state.prompt)[-1]
         return True
 
-    def advance(self, tokens: Tokens) -> None:
-        """Note the tokens that were sampled for the decoding requests, in their order."""
-        self._tokens[self._rows, 0] = tokens
-        self._positions[self._rows] += 1
+    def submitted(self) -> None:
+        """Note that the device was given these inputs: the next ones stand a position further."""
+        self._positions[self.decoding.at] += 1
+        for state in self.decoding.states:
+            state.computed += 1
+
+    def sampled(self, decoding: Decoding, tokens: Tokens) -> list[int]:
+        """Note the tokens of a decode, one for each of its requests. Returns them as a list."""
+        self._tokens[decoding.at, 0] = tokens
+        as_list: list[int] = tokens.tolist()
+        for state, token in zip(decoding.states, as_list, strict=True):
+            state.output.append(token)
+        return as_list
 
     def inputs(self, rows: int) -> DecodeInputs:
         """Inputs of a decode over the first ``rows`` rows."""

@@ -27,6 +27,16 @@ class StepPlan(SchedulerOutput):
         vars(plan).update(vars(output), phase=phase, rows=rows)
         return plan
 
+    @property
+    def moves_requests(self) -> bool:
+        """Whether a request starts, ends, is preempted or resumed in this step."""
+        return bool(
+            self.scheduled_new_reqs
+            or self.finished_req_ids
+            or self.preempted_req_ids
+            or self.scheduled_cached_reqs.resumed_req_ids
+        )
+
     def anon_repr(self) -> str:
         """What vLLM writes into a crash report: no tokens."""
         return (

@@ -8,13 +8,19 @@ import torch
 from tt_sampling import Phase as SamplingPhase
 from tt_sampling import ReloadState, StepFacts, advance
 from tt_scheduler import Phase, Standing
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    AsyncModelRunnerOutput,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 
-from vllm_tt_plugin.adapter import Adapter
-from vllm_tt_plugin.batch import DecodeBatch, Tokens, prefill_inputs
+from vllm_tt_plugin.adapter import Adapter, DecodeHandle
+from vllm_tt_plugin.batch import DecodeBatch, Decoding, Tokens, prefill_inputs
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.host_sampling import HostSampler
+from vllm_tt_plugin.pending import PendingDecodes
 from vllm_tt_plugin.plan import StepPlan
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
@@ -42,49 +48,72 @@ class _Unsampled:
 
 
 class TTRunner:
-    """Holds the rows of one persistent batch and drives one adapter."""
+    """Holds the rows of one persistent batch and drives one adapter.
+
+    With ``overlap``, a decode that the device samples is left under way, and its output is a handle.
+    """
 
     def __init__(
-        self, adapter: Adapter, requests: RequestTable, host: HostSampler, device: DeviceSampler
+        self,
+        adapter: Adapter,
+        requests: RequestTable,
+        host: HostSampler,
+        device: DeviceSampler,
+        overlap: bool = False,
     ) -> None:
         self._adapter = adapter
         self._requests = requests
         self._host = host
         self._device = device
+        self._overlap = overlap
         self._decodes = DecodeBatch(requests.capacity, adapter.page_table_width)
         self._decodes_on_device = False
+        self._pending = PendingDecodes(self._read_decode)
         self._reload = ReloadState()
         self._seen_changes = 0
-        self._unsampled: _Unsampled | None = None
+        self._ran: _Unsampled | ModelRunnerOutput | AsyncModelRunnerOutput | None = None
 
     def execute(self, plan: StepPlan) -> ModelRunnerOutput | None:
-        """Run one step. Returns its output, or None if logits wait for ``sample``."""
+        """Run one step. Returns the output of an empty one; that of any other is asked of ``sample``."""
+        if not self._continues(plan):
+            self._pending.drain()
         self._requests.apply(plan)
         self._decodes.write_blocks(self._requests.blocks_changed)
-        if plan.phase is Phase.PREFILL:
-            output = self._prefill(plan)
-        elif plan.phase is Phase.DECODE:
-            output = self._decode(plan)
-        else:
-            output = self._idle()
+        if plan.phase is Phase.EMPTY:
+            return self._idle()
+        self._ran = self._prefill(plan) if plan.phase is Phase.PREFILL else self._decode(plan)
         self._seen_changes = self._requests.changes
-        return output
+        return None
 
-    def sample(self, grammar: "GrammarOutput | None") -> ModelRunnerOutput:
-        """Sample the logits of the last step on the host."""
-        step, self._unsampled = self._unsampled, None
+    def sample(self, grammar: "GrammarOutput | None") -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """The output of the last step; logits that it left are sampled on the host now."""
+        step, self._ran = self._ran, None
         if step is None:
             raise StepError("a step is to be sampled, but none waits for it")
+        if not isinstance(step, _Unsampled):
+            return step
         if step.prefill is not None:
             completed = step.prefill.completed
             sampled = self._host.sample_prefill(step.logits, completed, self._requests, grammar)
             tokens = sampled.sampled_token_ids[:, 0].numpy()
             return self._finish_prefill(step.prefill, tokens, sampled.logprobs_tensors)
         sampled = self._host.sample_decode(step.logits, self._requests, grammar)
-        tokens = sampled.sampled_token_ids[:, 0].numpy()[self._decodes.rows]
-        return self._finish_decode(tokens, _rows_of(sampled.logprobs_tensors, self._decodes.rows))
+        decoding = self._decodes.decoding
+        tokens = sampled.sampled_token_ids[:, 0].numpy()[decoding.rows]
+        return self._finish_decode(decoding, tokens, _rows_of(sampled.logprobs_tensors, decoding.rows))
 
-    def _prefill(self, plan: StepPlan) -> ModelRunnerOutput | None:
+    def drain(self) -> None:
+        """Wait for all that the device was given."""
+        self._pending.drain()
+
+    def _continues(self, plan: StepPlan) -> bool:
+        """Whether a plan leaves the requests as they are, so that what is under way needs no reading first."""
+        return not plan.moves_requests and (
+            plan.phase is Phase.EMPTY
+            or (plan.phase is Phase.DECODE and list(plan.num_scheduled_tokens) == self._decodes.decoding.names)
+        )
+
+    def _prefill(self, plan: StepPlan) -> _Unsampled | ModelRunnerOutput:
         chunks = [(self._requests[name], count) for name, count in plan.num_scheduled_tokens.items()]
         last = [_completes(state, count) for state, count in chunks]
         rows = [index for index, is_last in enumerate(last) if is_last]
@@ -106,14 +135,14 @@ class TTRunner:
         if not rows:
             return self._finish_prefill(step, np.zeros(0, np.int64), None)
         assert result.logits is not None, "a step gives tokens or logits"
-        self._unsampled = _Unsampled(result.logits[rows], step)
-        return None
+        return _Unsampled(result.logits[rows], step)
 
-    def _decode(self, plan: StepPlan) -> ModelRunnerOutput | None:
+    def _decode(self, plan: StepPlan) -> _Unsampled | ModelRunnerOutput | AsyncModelRunnerOutput:
         requests, decodes = self._requests, self._decodes
         changed = decodes.follow(plan.num_scheduled_tokens, requests)
         if changed:
-            self._decodes_on_device = self._device.route(decodes.states, SamplingPhase.DECODE).on_device
+            route = self._device.route(decodes.decoding.states, SamplingPhase.DECODE)
+            self._decodes_on_device = route.on_device
         facts = StepFacts(
             SamplingPhase.DECODE,
             on_device=self._decodes_on_device,
@@ -124,19 +153,29 @@ class TTRunner:
         )
         after, commands = advance(self._reload, facts)
         assert commands is not None, "a decode always has commands"
+        if not commands.steady:
+            self._pending.drain()
         rows = self._adapter.decode_rows(len(requests.by_row))
         sampling = self._device.for_decode(requests, rows) if self._decodes_on_device else None
-        result = self._adapter.decode(decodes.inputs(rows), sampling, commands)
+        handle = self._adapter.submit_decode(decodes.inputs(rows), sampling, commands)
         self._reload = after
-        if result.tokens is not None:
-            return self._finish_decode(result.tokens.numpy()[decodes.rows], None)
-        assert result.logits is not None, "a step gives tokens or logits"
-        self._unsampled = _Unsampled(result.logits[: len(requests.by_row)], None)
-        return None
+        decodes.submitted()
+        if sampling is None:
+            logits = self._adapter.read_decode(handle).logits
+            assert logits is not None, "a decode that the host samples gives logits"
+            return _Unsampled(logits[: len(requests.by_row)], None)
+        step = self._pending.add(handle, decodes.decoding)
+        return step if self._overlap else step.get_output()
+
+    def _read_decode(self, handle: DecodeHandle, decoding: Decoding) -> ModelRunnerOutput:
+        result = self._adapter.read_decode(handle)
+        assert result.tokens is not None, "a decode that the device samples gives tokens"
+        return self._finish_decode(decoding, result.tokens.numpy()[decoding.rows], None)
 
     def _idle(self) -> ModelRunnerOutput:
         changed = self._requests.changes != self._seen_changes
         self._reload, _ = advance(self._reload, StepFacts(None, rows_changed=changed))
+        self._seen_changes = self._requests.changes
         return EMPTY_MODEL_RUNNER_OUTPUT
 
     def _finish_prefill(
@@ -154,17 +193,13 @@ class TTRunner:
             logprobs=None if logprobs is None else logprobs.tolists(),
         )
 
-    def _finish_decode(self, tokens: Tokens, logprobs: LogprobsTensors | None) -> ModelRunnerOutput:
-        decodes = self._decodes
-        decodes.advance(tokens)
-        sampled = tokens.tolist()
-        for state, token in zip(decodes.states, sampled, strict=True):
-            state.output.append(token)
-            state.computed += 1
+    def _finish_decode(
+        self, decoding: Decoding, tokens: Tokens, logprobs: LogprobsTensors | None
+    ) -> ModelRunnerOutput:
         return ModelRunnerOutput(
-            req_ids=decodes.names,
-            req_id_to_index=decodes.index,
-            sampled_token_ids=[[token] for token in sampled],
+            req_ids=decoding.names,
+            req_id_to_index=decoding.index,
+            sampled_token_ids=[[token] for token in self._decodes.sampled(decoding, tokens)],
             logprobs=None if logprobs is None else logprobs.tolists(),
         )
 

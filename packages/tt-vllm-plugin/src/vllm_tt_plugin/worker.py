@@ -7,7 +7,7 @@ import torch
 from tt_registry import Capabilities
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from vllm_tt_plugin import kv_cache
@@ -105,7 +105,8 @@ class TTWorker(WorkerBase):
             self._loaded.warm_up(can_sample_on_device=device_sampler.may_sample)
         self._loaded.note_decode_sizes()
         requests = RequestTable(self._loaded.max_rows)
-        self._runner = TTRunner(self._loaded, requests, host_sampler, device_sampler)
+        overlap = bool(self.vllm_config.scheduler_config.async_scheduling)
+        self._runner = TTRunner(self._loaded, requests, host_sampler, device_sampler, overlap)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
@@ -113,7 +114,9 @@ class TTWorker(WorkerBase):
         assert isinstance(scheduler_output, StepPlan), "TTScheduler plans the steps of this worker"
         return self._runner.execute(scheduler_output)
 
-    def sample_tokens(self, grammar_output: "GrammarOutput | None") -> ModelRunnerOutput:
+    def sample_tokens(
+        self, grammar_output: "GrammarOutput | None"
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         assert self._runner is not None, "compile_or_warm_up_model comes first"
         return self._runner.sample(grammar_output)
 
@@ -124,7 +127,9 @@ class TTWorker(WorkerBase):
         self.model_config.max_model_len = max_model_len
 
     def synchronize_device(self) -> None:
-        """Every step is finished before it returns."""
+        """Wait for the decodes under way."""
+        if self._runner is not None:
+            self._runner.drain()
 
     def reset_encoder_cache(self) -> None:
         """A pause that clears the caches asks for it; no encoder's output is kept here."""
