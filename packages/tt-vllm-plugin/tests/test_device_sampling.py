@@ -1,11 +1,15 @@
+import logging
+
 import attrs
 import pytest
+from prometheus_client import CollectorRegistry
 from tt_registry import Capabilities
 from tt_sampling import Phase, Reason
 from tt_scheduler import Phase as Scheduled
 from vllm.sampling_params import SamplingParams
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.device_sampling import DeviceSampler
+from vllm_tt_plugin.metrics import RouteMetrics
 from vllm_tt_plugin.requests import RequestState, RequestTable, needs_of
 
 from .plans import Planner, Told, greedy
@@ -61,6 +65,66 @@ def test_processors_of_the_users_see_every_request() -> None:
 def test_one_request_sends_its_step_to_the_host(sampling: SamplingParams, reason: Reason) -> None:
     route = sampler().route([state("a"), state("b", sampling)], Phase.DECODE)
     assert route.reasons == (("b", reason),)
+
+
+def test_logprobs_go_with_what_the_model_declares_and_only_raw_ones() -> None:
+    fits = {"none": [False, False], "sampled": [True, False], "top32": [True, True]}
+    for kind, expected in fits.items():
+        device = sampler(attrs.evolve(ABLE, device_logprobs=kind))
+        asked = [state("a", greedy(logprobs=count)) for count in (0, 5)]
+        assert [device.route([one], Phase.PREFILL).on_device for one in asked] == expected
+    settings = TTConfig.parse({"sample_on_device_mode": "all"})
+    able = attrs.evolve(ABLE, device_logprobs="top32")
+    other = DeviceSampler.of(settings, able, logprobs_mode="processed_logprobs")
+    assert other.route([state("a", greedy(logprobs=5))], Phase.DECODE).reasons == (("a", Reason.LOGPROBS),)
+
+
+def test_a_row_comes_back_when_it_may_end() -> None:
+    device = sampler()
+    held = state("a", greedy(min_tokens=3))
+    later = state("b", greedy(min_tokens=4))
+    rows = [state("c"), held, later]
+    turns = []
+    for step in range(4):
+        turns.append(device.samples_decode(rows, changed=step == 0))
+        held.output.append(7)
+        later.output.append(7)
+    assert turns == [False, False, False, True]
+    del later.output[2:]  # a preemption dropped tokens that were under way
+    assert not device.samples_decode(rows, changed=True)
+
+
+def test_steps_are_counted_by_where_and_why_and_logged_when_that_changes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    registry = CollectorRegistry()
+    device = attrs.evolve(sampler(), metrics=RouteMetrics(registry=registry))
+    rows = [
+        state("a"),
+        state("b", greedy(logit_bias={1: 2.0}, min_tokens=9)),
+        state("c", greedy(min_tokens=9)),
+    ]
+    with caplog.at_level(logging.DEBUG, "vllm.tt_plugin"):
+        assert device.samples_prefill([])
+        assert device.samples_prefill(rows[:1])
+        for step in range(3):
+            assert not device.samples_decode(rows, changed=step == 0)
+    device.metrics.write()
+    device.metrics.write()
+    expected = {
+        ("tt:sampled_steps_total", ("phase", "prefill"), ("where", "device")): 1,
+        ("tt:sampled_steps_total", ("phase", "decode"), ("where", "host")): 3,
+        ("tt:host_sampling_reasons_total", ("reason", "logit_bias")): 3,
+        ("tt:host_sampling_reasons_total", ("reason", "min_tokens")): 3,
+    }
+    for (name, *labels), value in expected.items():
+        assert registry.get_sample_value(name, dict(labels)) == value
+    told = [sample for metric in registry.collect() for sample in metric.samples]
+    assert sum(sample.name.endswith("_total") for sample in told) == len(expected)
+    logged = [message for message in caplog.messages if "decode" in message]
+    assert len(logged) == 1
+    assert "b: it has a logit bias" in logged[0]
 
 
 def test_penalties_need_a_device_that_knows_them_and_a_decode() -> None:

@@ -1,5 +1,6 @@
 """Whether a step is sampled on the device, and with what."""
 
+import logging
 from collections.abc import Sequence
 
 import attrs
@@ -8,6 +9,7 @@ from tt_sampling import (
     DeviceCapabilities,
     DeviceLogprobs,
     Phase,
+    Reason,
     Route,
     RowParams,
     SampleMode,
@@ -20,34 +22,49 @@ from tt_sampling import (
 from vllm_tt_plugin.adapter import DeviceSampling
 from vllm_tt_plugin.batch import histories
 from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.metrics import RouteMetrics
 from vllm_tt_plugin.requests import RequestState, RequestTable
+
+logger = logging.getLogger("vllm.tt_plugin")
+RAW = "raw_logprobs"
+"""The `logprobs_mode` of vLLM in which logprobs are the log-softmax of the model's own logits."""
 
 
 @attrs.define
 class DeviceSampler:
-    """Routes steps, and packs the parameters of those that the device samples."""
+    """Routes steps, counts the routes, and packs the parameters of those that the device samples."""
 
     device: DeviceCapabilities
     mode: SampleMode
     always_compat: bool
     custom_processors: bool = False
     """Whether the server was started with logits processors of the user's, which see every request."""
+    metrics: RouteMetrics = attrs.field(factory=RouteMetrics)
+    _routes: dict[Phase, Route] = attrs.field(factory=dict, init=False)
+    """The last route of each phase."""
+    _held: list[RequestState] = attrs.field(factory=list, init=False)
+    """Those that decode and may not end yet (`min_tokens`)."""
     _packed: TTSamplingParams | None = attrs.field(default=None, init=False)
     _packed_for: tuple[int, int] = attrs.field(default=(-1, -1), init=False)
     _penalised: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def of(
-        cls, config: TTConfig, capabilities: Capabilities, custom_processors: bool = False
+        cls,
+        config: TTConfig,
+        capabilities: Capabilities,
+        custom_processors: bool = False,
+        logprobs_mode: str = RAW,
     ) -> "DeviceSampler":
-        """Logprobs and grammars go to the host: no adapter declares which of them it returns or takes. Every
-        adapter takes seeds, which stand in the record that it receives."""
+        """Grammars go to the host, and so do logprobs of another kind than raw ones, which are what devices
+        return. Every adapter takes seeds, which stand in the record that it receives."""
+        logprobs = capabilities.device_logprobs if logprobs_mode == RAW else DeviceLogprobs.NONE
         device = DeviceCapabilities(
             can_sample=capabilities.supports_sample_on_device,
             max_top_k=capabilities.max_device_top_k,
             penalties=capabilities.supports_device_penalties,
             seeds=True,
-            logprobs=DeviceLogprobs.NONE,
+            logprobs=DeviceLogprobs(logprobs),
         )
         mode = SampleMode(config.sample_on_device_mode or "host")
         return cls(device, mode, config.always_compat_sampling, custom_processors)
@@ -57,18 +74,43 @@ class DeviceSampler:
         """Whether any step can be sampled on the device."""
         return self.device.can_sample and self.mode is not SampleMode.HOST and not self.always_compat
 
+    def samples_prefill(self, completed: Sequence[RequestState]) -> bool:
+        """Whether the device samples a prefill that completes the prompts of ``completed``."""
+        return self._take(self.route(completed, Phase.PREFILL), Phase.PREFILL, len(completed))
+
+    def samples_decode(self, states: Sequence[RequestState], changed: bool) -> bool:
+        """Whether the device samples a decode of ``states``. ``changed``: they, or their rows, are not those
+        of the last decode."""
+        if changed or not all(map(_is_held, self._held)):
+            self._held = [state for state in states if _is_held(state)]
+            route = self.route(states, Phase.DECODE)
+        else:
+            route = self._routes[Phase.DECODE]
+        return self._take(route, Phase.DECODE, len(states))
+
     def route(self, states: Sequence[RequestState], phase: Phase) -> Route:
         """Where a step that samples ``states`` is sampled, and why not on the device."""
-        for state in states:
-            if phase.value not in state.blockers:
-                needs = (
-                    attrs.evolve(state.needs, stateful_processors=True)
-                    if self.custom_processors
-                    else state.needs
-                )
-                state.blockers[phase.value] = row_reasons(needs, self.device, phase)
-        rows = ((state.request_id, state.blockers[phase.value]) for state in states)
+        rows = ((state.request_id, self._blockers(state, phase)) for state in states)
         return route_rows(rows, self.device, self.mode, phase, self.always_compat)
+
+    def _blockers(self, state: RequestState, phase: Phase) -> tuple[Reason, ...]:
+        """Worked out once for each phase, and again when `min_tokens` is reached."""
+        held = _is_held(state)
+        key = f"{phase.value} held" if held else phase.value
+        if key not in state.blockers:
+            custom = state.needs.stateful_processors or self.custom_processors
+            needs = attrs.evolve(state.needs, stateful_processors=custom, min_tokens=held)
+            state.blockers[key] = row_reasons(needs, self.device, phase)
+        return state.blockers[key]
+
+    def _take(self, route: Route, phase: Phase, rows: int) -> bool:
+        if rows:
+            self.metrics.step(phase, route)
+        if route != self._routes.get(phase):
+            self._routes[phase] = route
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%d rows of a %s are sampled on the %s", rows, phase.value, _described(route))
+        return route.on_device
 
     def for_prefill(self, states: Sequence[RequestState | None]) -> DeviceSampling:
         """Parameters of N rows; None for a chunk that is not its prompt's last."""
@@ -88,3 +130,14 @@ class DeviceSampler:
 
 def _params(states: Sequence[RequestState | None]) -> list[RowParams | None]:
     return [None if state is None else state.needs.params for state in states]
+
+
+def _is_held(state: RequestState) -> bool:
+    """Whether a request may not end yet."""
+    return len(state.output) < state.sampling.min_tokens
+
+
+def _described(route: Route) -> str:
+    if route.on_device:
+        return "device"
+    return "host: " + "; ".join(f"{name or 'all'}: {reason.value}" for name, reason in route.reasons)

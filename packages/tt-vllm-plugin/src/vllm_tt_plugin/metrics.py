@@ -1,6 +1,6 @@
-"""What the scheduler chose, as Prometheus metrics on the server's ``/metrics``.
+"""What scheduler and sampler chose, as Prometheus metrics on the server's ``/metrics``.
 
-The scheduler lives in the engine's process, and the front ends answer ``/metrics``: what crosses is files of
+Both live in the engine's process, and the front ends answer ``/metrics``: what crosses is files of
 Prometheus's multiprocess mode, for one front end as for many. Metrics here belong to no registry, so that one
 process may hold several engines; the files carry them all the same.
 """
@@ -10,7 +10,9 @@ from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 
 import attrs
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from tt_sampling import Phase as SamplingPhase
+from tt_sampling import Route
 from tt_scheduler import Phase
 
 FLUSH_S = 0.5
@@ -80,6 +82,41 @@ class StepMetrics:
             self._waiting.labels(str(index)).set(lane.waiting)
         self._steps.clear()
         self._fallbacks = self._admitted = self._preempted = 0
+
+
+class RouteMetrics:
+    """Counts where steps were sampled, and what kept them off the device."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, registry: CollectorRegistry | None = None
+    ) -> None:
+        self._clock = clock
+        self._written_at = clock()
+        self._routes: Tally[tuple[SamplingPhase, Route]] = Tally()
+        self._steps_total = Counter(
+            "tt:sampled_steps", "Steps by where they were sampled.", ["phase", "where"], registry=registry
+        )
+        self._reasons_total = Counter(
+            "tt:host_sampling_reasons",
+            "Steps sampled on the host, by what kept them off the device: once for each reason of a step.",
+            ["reason"],
+            registry=registry,
+        )
+
+    def step(self, phase: SamplingPhase, route: Route) -> None:
+        """Count one step, and write now and then."""
+        self._routes[phase, route] += 1
+        if self._clock() - self._written_at >= FLUSH_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write out what was counted."""
+        self._written_at = self._clock()
+        for (phase, route), count in self._routes.items():
+            self._steps_total.labels(phase.value, "device" if route.on_device else "host").inc(count)
+            for reason in {reason for _, reason in route.reasons}:
+                self._reasons_total.labels(reason.label).inc(count)
+        self._routes.clear()
 
 
 def _lane_gauge(name: str, meaning: str) -> Gauge:
