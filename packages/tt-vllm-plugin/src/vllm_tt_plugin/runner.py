@@ -17,6 +17,7 @@ from vllm.v1.outputs import (
 
 from vllm_tt_plugin.adapter import Adapter, DecodeHandle
 from vllm_tt_plugin.batch import DecodeBatch, Decoding, Tokens, prefill_inputs
+from vllm_tt_plugin.device_logprobs import device_logprobs
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.host_sampling import HostSampler
@@ -67,7 +68,6 @@ class TTRunner:
         self._device = device
         self._overlap = overlap
         self._decodes = DecodeBatch(requests.capacity, adapter.page_table_width)
-        self._decodes_on_device = False
         self._pending = PendingDecodes(self._read_decode)
         self._reload = ReloadState()
         self._seen_changes = 0
@@ -107,11 +107,10 @@ class TTRunner:
         self._pending.drain()
 
     def _continues(self, plan: StepPlan) -> bool:
-        """Whether a plan leaves the requests as they are, so that what is under way needs no reading first."""
-        return not plan.moves_requests and (
-            plan.phase is Phase.EMPTY
-            or (plan.phase is Phase.DECODE and list(plan.num_scheduled_tokens) == self._decodes.decoding.names)
-        )
+        """Whether the requests stay as they are, so that what is under way need not be read first."""
+        if plan.moves_requests or plan.phase is Phase.PREFILL:
+            return False
+        return plan.phase is Phase.EMPTY or list(plan.num_scheduled_tokens) == self._decodes.decoding.names
 
     def _prefill(self, plan: StepPlan) -> _Unsampled | ModelRunnerOutput:
         chunks = [(self._requests[name], count) for name, count in plan.num_scheduled_tokens.items()]
@@ -122,7 +121,7 @@ class TTRunner:
             unfinished=[state for (state, _), is_last in zip(chunks, last, strict=True) if not is_last],
         )
         sampling = None
-        if self._device.route(step.completed, SamplingPhase.PREFILL).on_device:
+        if self._device.samples_prefill(step.completed):
             sampling = self._device.for_prefill(
                 [state if is_last else None for (state, _), is_last in zip(chunks, last, strict=True)]
             )
@@ -131,7 +130,9 @@ class TTRunner:
         for state, count in chunks:
             state.computed += count
         if result.tokens is not None:
-            return self._finish_prefill(step, result.tokens.numpy()[rows], None)
+            assert sampling is not None, "the device samples only what it was told to"
+            logprobs = device_logprobs(sampling, result, rows)
+            return self._finish_prefill(step, result.tokens.numpy()[rows], logprobs)
         if not rows:
             return self._finish_prefill(step, np.zeros(0, np.int64), None)
         assert result.logits is not None, "a step gives tokens or logits"
@@ -140,12 +141,10 @@ class TTRunner:
     def _decode(self, plan: StepPlan) -> _Unsampled | ModelRunnerOutput | AsyncModelRunnerOutput:
         requests, decodes = self._requests, self._decodes
         changed = decodes.follow(plan.num_scheduled_tokens, requests)
-        if changed:
-            route = self._device.route(decodes.decoding.states, SamplingPhase.DECODE)
-            self._decodes_on_device = route.on_device
+        on_device = self._device.samples_decode(decodes.decoding.states, changed)
         facts = StepFacts(
             SamplingPhase.DECODE,
-            on_device=self._decodes_on_device,
+            on_device=on_device,
             rows_changed=changed,
             blocks_changed=bool(requests.blocks_changed),
             traced=self._adapter.config.traces_decode,
@@ -156,7 +155,7 @@ class TTRunner:
         if not commands.steady:
             self._pending.drain()
         rows = self._adapter.decode_rows(len(requests.by_row))
-        sampling = self._device.for_decode(requests, rows) if self._decodes_on_device else None
+        sampling = self._device.for_decode(requests, rows) if on_device else None
         handle = self._adapter.submit_decode(decodes.inputs(rows), sampling, commands)
         self._reload = after
         decodes.submitted()
@@ -170,9 +169,12 @@ class TTRunner:
     def _read_decode(self, handle: DecodeHandle, decoding: Decoding) -> ModelRunnerOutput:
         result = self._adapter.read_decode(handle)
         assert result.tokens is not None, "a decode that the device samples gives tokens"
-        return self._finish_decode(decoding, result.tokens.numpy()[decoding.rows], None)
+        assert handle.sampling is not None, "only decodes that the device samples are left under way"
+        logprobs = device_logprobs(handle.sampling, result, decoding.rows)
+        return self._finish_decode(decoding, result.tokens.numpy()[decoding.rows], logprobs)
 
     def _idle(self) -> ModelRunnerOutput:
+        self._device.metrics.write()
         changed = self._requests.changes != self._seen_changes
         self._reload, _ = advance(self._reload, StepFacts(None, rows_changed=changed))
         self._seen_changes = self._requests.changes

@@ -100,7 +100,8 @@ class TTWorker(WorkerBase):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         host_sampler = HostSampler(self.vllm_config)
         custom = host_sampler.has_custom_processors
-        device_sampler = DeviceSampler.of(self._tt_config, self._capabilities, custom)
+        mode = self.model_config.logprobs_mode
+        device_sampler = DeviceSampler.of(self._tt_config, self._capabilities, custom, mode)
         if self._tt_config.enable_model_warmup:
             self._loaded.warm_up(can_sample_on_device=device_sampler.may_sample)
         self._loaded.note_decode_sizes()
