@@ -127,7 +127,7 @@ def test_device_samples_what_the_host_would(driver: Driver, model: LlamaForCausa
         histories = {"prompt_tokens": padded(PROMPTS), "output_tokens": padded(outputs)}
         if step:
             histories = dict.fromkeys(histories, torch.full((4, 1), 2))
-        ids, logprobs = driver.decode(
+        ids, (logprobs, of) = driver.decode(
             first_inputs() if not step else STALE,
             EVERYTHING if not step else "",
             sampling_params=MIXED,
@@ -141,8 +141,9 @@ def test_device_samples_what_the_host_would(driver: Driver, model: LlamaForCausa
         positions = [len(known.get(row, [])) for row in range(4)]
         host = sample(logits, MIXED, positions, padded(PROMPTS), padded(outputs))
         assert ids[live].tolist() == host.ids[live].tolist()
-        assert host.logprobs is not None
-        torch.testing.assert_close(logprobs[2], host.logprobs[2], atol=1e-4, rtol=1e-4)
+        assert host.top is not None
+        torch.testing.assert_close(logprobs[2], host.top[0][2], atol=1e-4, rtol=1e-4)
+        assert of[2].tolist() == host.top[1][2].tolist()
         for row in live:
             outputs[row].append(int(ids[row]))
 
@@ -152,10 +153,11 @@ def test_a_prefill_may_be_sampled_on_the_device(driver: Driver, model: LlamaForC
     chunks = {2: ([1, 2, 3, 4, 5, 6], 0), 0: ([8, 8, 8], 0)}
     logits = torch.stack([reference(model, tokens) for tokens, _ in chunks.values()])
     host = sample(logits, pack(rows, 2), [6, 3])
-    ids, logprobs = driver.prefill(chunks, sampling_params=pack(rows, 2))
+    ids, (logprobs, of) = driver.prefill(chunks, sampling_params=pack(rows, 2))
     assert ids.tolist() == host.ids.tolist()
-    assert host.logprobs is not None
-    torch.testing.assert_close(logprobs[1], host.logprobs[1], atol=1e-4, rtol=1e-4)
+    assert host.top is not None
+    torch.testing.assert_close(logprobs[1], host.top[0][1], atol=1e-4, rtol=1e-4)
+    assert of[1].tolist() == host.top[1][1].tolist()
     plain = driver.prefill(chunks, sampling_params=pack([rows[0], None], 2))
     assert plain.tolist() == host.ids.tolist()
 
@@ -171,7 +173,8 @@ def test_slot_remap_gathers_everything_that_is_kept(driver: Driver, model: Llama
         moved, moved_logprobs = driver.decode(STALE, "", sampling_params=MIXED, slot_remap=remap)
         same, same_logprobs = stayed.decode(STALE, "", sampling_params=MIXED)
         assert moved.tolist() == same[[3, 0, 1, 2]].tolist()
-        torch.testing.assert_close(moved_logprobs, same_logprobs[[3, 0, 1, 2]], equal_nan=True)
+        for there, here in zip(moved_logprobs, same_logprobs, strict=True):
+            torch.testing.assert_close(there, here[[3, 0, 1, 2]], equal_nan=True)
     assert int(first[0]) != -1
 
 

@@ -21,7 +21,7 @@ TYPES = {None: torch.float32, "accuracy": torch.float32, "performance": torch.bf
 POOL_TOKENS = 32_768
 WARMUP_TOKENS = 16
 
-OnHost = Tensor | tuple[Tensor, Tensor]
+OnHost = Tensor | tuple[Tensor, tuple[Tensor, Tensor]]
 
 
 class LlamaForCausalLM:
@@ -34,6 +34,7 @@ class LlamaForCausalLM:
         "supports_sample_on_device": True,
         "supports_device_penalties": True,
         "max_device_top_k": None,
+        "device_logprobs": "top32",
         "folds_dp_into_lanes": True,
     }
     decode_input_update_contract = 1
@@ -105,8 +106,8 @@ class LlamaForCausalLM:
     ) -> OnHost:
         """Compute `tokens[row, start_pos[row]:prompt_lens[row]]` of each row; what is before is in the cache.
 
-        Returns logits [N, 1, V] of each row's last token, or with `sampling_params` ids [N], or
-        (ids, logprobs [N]) where a row asked for logprobs.
+        Returns logits [N, 1, V] of each row's last token, or with `sampling_params` ids [N], or where a row
+        asked for logprobs (ids, (values [N, 32], their ids [N, 32])), highest first.
         """
         ends = [int(end) for end in prompt_lens]
 
@@ -123,7 +124,7 @@ class LlamaForCausalLM:
             # Rows with penalties are sampled on the host: a prefill does not say where a prompt ends and the
             # output of a resumed request begins.
             drawn = sample(logits, sampling_params, ends)
-            return drawn.ids, drawn.logprobs
+            return drawn.ids, drawn.top
 
         return _on_host(self._queue.submit(run))
 
@@ -148,8 +149,8 @@ class LlamaForCausalLM:
         """Compute one token of each live row, from what the device holds after the reload commands.
 
         Returns logits [B, 1, V] (NaN in empty rows), or with `sampling_params` ids [B] (-1 in empty rows),
-        or (ids, logprobs [B]). With `read_from_device=False` it returns at once, with a handle that
-        `read_decode_output` takes.
+        or (ids, (values [B, 32], their ids [B, 32])). With `read_from_device=False` it returns at once, with a
+        handle that `read_decode_output` takes.
         """
         # Nothing that is not commanded may be used: in a steady decode the host's tokens and positions are
         # late by a step. The rest is copied now: the host may write to its tensors when this call is over.
@@ -186,7 +187,10 @@ class LlamaForCausalLM:
         drawn = sample(logits, live.params, drawn_at, live.prompt_tokens, live.output_tokens)
         ids = _spread(drawn.ids, rows, size, -1)
         self._resident = held.advanced(ids)
-        return ids, None if drawn.logprobs is None else _spread(drawn.logprobs, rows, size, float("nan"))
+        if drawn.top is None:
+            return ids, None
+        values, of = drawn.top
+        return ids, (_spread(values, rows, size, float("nan")), _spread(of, rows, size, -1))
 
     def _blocks(self, page_table: Tensor, slots: Tensor, kv_cache: list[LayerCache]) -> Tensor:
         """Where each slot's blocks lie in the whole cache: every lane counts its own blocks from 0."""

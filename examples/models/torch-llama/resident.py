@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from tt_sampling import TTSamplingParams
 
-Output = tuple[Tensor, Tensor | None]  # logits, or sampled ids and their logprobs where a row asked for them
+# Logits, or sampled ids and, where a row asked for logprobs, the highest of each row with their ids.
+Output = tuple[Tensor, tuple[Tensor, Tensor] | None]
 
 
 class Event:
