@@ -119,8 +119,8 @@ def test_any_target_serves_both_sides(
     policy = Watched(target, SIZES, *lines(device, factor))
     run = served(policy, requests, device)
     assert all(request.generated == request.arrival.output_tokens for request in run.requests)
-    caps = {choice.prefill_tokens for _, choice in policy.seen if choice.phase is Phase.PREFILL}
-    assert caps <= set(SIZES)
+    caps = {choice.prefill_tokens for work, choice in policy.seen if work.prefills and work.decodes}
+    assert caps <= {None, *SIZES, *(SIZES[-1] + size for size in SIZES)}
     for (before, first), (after, second) in pairwise(policy.seen):
         if before.prefills and before.decodes and after.prefills and after.decodes:
             assert Phase.PREFILL in (first.phase, second.phase), "two decodes while a prompt waits"
@@ -163,7 +163,19 @@ def test_a_small_chunk_that_would_slow_prefill_down_gives_way_to_a_decode() -> N
         chosen.append(choice.prefill_tokens)
         policy.ran(StepRecord(Phase.PREFILL, 1024, 0), contested)
         policy.measured(StepRecord(Phase.PREFILL, 1024, 0), 0.3024)
-    assert chosen == [1024, 1024, 1024]
+    assert len(chosen) == 3
+    assert min(filter(None, chosen)) >= 1024
+
+
+def test_a_roomy_target_lets_short_prompts_share_a_step_with_a_large_chunk() -> None:
+    policy = BoundedGap(2.0, SIZES, Line(0.2, 0.001), Line(0.1, 0.0))
+    assert policy.choose(contested) == Choice(Phase.PREFILL, 1024 + 512)
+    assert policy.choose(attrs.evolve(contested, gap_s=0.2)) == Choice(Phase.PREFILL, 1024 + 256)
+
+
+def test_nothing_is_bounded_while_nobody_decodes() -> None:
+    policy = BoundedGap(1e-9, SIZES)
+    assert policy.choose(attrs.evolve(contested, decodes=0)) == Choice(Phase.PREFILL)
 
 
 def test_prompts_that_end_in_a_chunk_decode_after_it() -> None:

@@ -1,43 +1,47 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tt_scheduler import pack, padded
+from tt_scheduler import cut, padded
 
 size_lists = st.sets(st.integers(1, 100), max_size=4).map(sorted)
-lengths = st.lists(st.integers(1, 300), max_size=10)
+tokens = st.integers(1, 300)
 
 
-@given(lengths, st.integers(0, 400), size_lists)
-def test_packed_chunks_fit_as_padded(prompts: list[int], budget: int, sizes: list[int]) -> None:
-    taken = pack(prompts, budget, sizes)
-    assert sum(padded(tokens, sizes) for tokens in taken) <= budget
-    assert all(0 < tokens <= length for tokens, length in zip(taken, prompts, strict=False))
-    assert taken[:-1] == prompts[: len(taken[:-1])], "only the last prompt is cut"
-    cut = [tokens for tokens, length in zip(taken, prompts, strict=False) if tokens < length]
-    assert not sizes or set(cut) <= set(sizes), "only the end of a prompt is padded"
-    if prompts and budget >= min(sizes or [1]):
-        assert taken
+@given(tokens, tokens, st.integers(0, 400) | st.just(math.inf), size_lists)
+def test_a_chunk_is_the_end_of_its_prompt_or_of_a_size(
+    length: int, most: int, room: float, sizes: list[int]
+) -> None:
+    chunk = cut(length, most, room, sizes)
+    assert 0 <= chunk <= min(length, most)
+    assert padded(chunk, sizes) <= room
+    if sizes and 0 < chunk < length:
+        assert chunk in sizes or chunk == most < sizes[0]
+    if room >= min(sizes or [1]):
+        assert chunk
 
 
-@given(st.integers(1, 1000), size_lists)
-def test_padding_adds_less_than_a_size(tokens: int, sizes: list[int]) -> None:
-    length = padded(tokens, sizes)
-    assert length >= tokens
-    assert padded(length, sizes) == length
-    assert not sizes or length in sizes or length % sizes[-1] == 0
+@given(tokens, size_lists)
+def test_padding_adds_less_than_a_size(length: int, sizes: list[int]) -> None:
+    whole = padded(length, sizes)
+    assert whole >= length
+    assert padded(whole, sizes) == whole
+    assert not sizes or whole in sizes or whole % sizes[-1] == 0
 
 
 @pytest.mark.parametrize(
-    ("prompts", "budget", "taken"),
+    ("length", "most", "room", "chunk"),
     [
-        ([5000], 1024, [1024]),
-        ([600, 600], 1024, [600]),  # 600 runs as 1024
-        ([500, 600], 1024, [500, 512]),
-        ([100, 100, 5000], 512, [100, 100, 256]),
-        ([5000], 100, []),
-        ([100, 5000], 200, [100]),
-        ([], 1024, []),
+        (5000, 2048, math.inf, 1024),
+        (600, 2048, math.inf, 600),
+        (600, 2048, 1023, 512),  # 600 runs as 1024
+        (600, 599, math.inf, 512),
+        (600, 100, 2048, 100),
+        (600, 100, 127, 0),
+        (100, 2048, 127, 0),
+        (100, 2048, 128, 100),
     ],
 )
-def test_packing(prompts: list[int], budget: int, taken: list[int]) -> None:
-    assert pack(prompts, budget, (128, 256, 512, 1024)) == taken
+def test_cutting(length: int, most: int, room: float, chunk: int) -> None:
+    assert cut(length, most, room, (128, 256, 512, 1024)) == chunk

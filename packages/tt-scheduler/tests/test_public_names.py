@@ -25,7 +25,7 @@ def test_public_names() -> None:
         "TTSchedulerError",
         "Work",
         "choose_lane",
-        "pack",
+        "cut",
         "padded",
     ]
     assert all(hasattr(tt_scheduler, name) for name in tt_scheduler.__all__)

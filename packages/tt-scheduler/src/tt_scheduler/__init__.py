@@ -4,7 +4,7 @@ The simulator is ``tt_scheduler.sim``.
 """
 
 from tt_scheduler.bounded_gap import BoundedGap
-from tt_scheduler.chunks import pack, padded
+from tt_scheduler.chunks import cut, padded
 from tt_scheduler.cursor import Admission, Standing
 from tt_scheduler.errors import CursorError, RowError, SimulationError, TTSchedulerError
 from tt_scheduler.lanes import LaneLoad, choose_lane
@@ -31,6 +31,6 @@ __all__ = [
     "TTSchedulerError",
     "Work",
     "choose_lane",
-    "pack",
+    "cut",
     "padded",
 ]

@@ -30,11 +30,12 @@ def _sizes(sizes: Iterable[int]) -> tuple[int, ...]:
 class BoundedGap:
     """Keep the gap between two tokens of every running request under ``target_s``; prefill in the rest.
 
-    While both sides wait, it prefills the largest chunk after which a decode still ends in time. It decodes
-    if there is none, or if what would still fit is so small that a decode and then a larger chunk prefill
-    faster. Where not even the smallest chunk and one decode fit into the target, it alternates the two,
-    counts such chunks in ``over_target``, and takes the next larger size each time that the oldest waiting
-    request has waited ``patience_s`` more.
+    While both sides wait, it makes room for the most prefill after which a decode still ends in time: one
+    chunk, or the largest and others beside it that come to one more. It decodes if there is none, or if what
+    would still fit is so small that a decode and then a larger chunk prefill faster. Where not even the
+    smallest chunk and one decode fit into the target, it alternates the two, counts such chunks in
+    ``over_target``, and takes the next larger size each time that the oldest waiting request has waited
+    ``patience_s`` more.
 
     The line of a chunk's seconds by tokens and that of a decode's by rows start from the priors and follow
     what is measured. A step that changes the phase is learned apart, for a change may cost something itself.
@@ -55,8 +56,11 @@ class BoundedGap:
     _decode: LearnedCost = attrs.field(init=False)
     _in_flight: deque[_Flight] = attrs.field(factory=lambda: deque(maxlen=IN_FLIGHT), init=False)
     _last: Phase = attrs.field(default=Phase.EMPTY, init=False)
-    _since_decode: list[int] = attrs.field(factory=list, init=False)
+    _prefilled: int = attrs.field(default=0, init=False)
+    """Tokens since the last decode."""
+    _prefilled_s: float = attrs.field(default=0.0, init=False)
     _forced: bool = attrs.field(default=False, init=False)
+    _rooms: tuple[int, ...] = attrs.field(init=False)
 
     @chunk_sizes.validator
     def _ascending(self, _: object, sizes: tuple[int, ...]) -> None:
@@ -67,13 +71,15 @@ class BoundedGap:
         self._first_chunk = LearnedCost(self.prefill_prior)
         self._next_chunk = LearnedCost(self.prefill_prior)
         self._decode = LearnedCost(self.decode_prior)
+        largest = self.chunk_sizes[-1]
+        self._rooms = (*self.chunk_sizes, *(largest + size for size in self.chunk_sizes))
 
     def choose(self, work: Work) -> Choice:
         self._forced = False
         if not work.prefills:
             return without_prefill(work)
         if not work.decodes:
-            return Choice(Phase.PREFILL, self.chunk_sizes[-1])
+            return Choice(Phase.PREFILL)
         size = self._fitting(work)
         if size is None and self._last is not Phase.DECODE:
             return Choice(Phase.DECODE)
@@ -85,9 +91,10 @@ class BoundedGap:
         self._in_flight.append(_Flight(step, self._last, upper_s))
         self.over_target += self._forced and step.phase is Phase.PREFILL
         if step.phase is Phase.DECODE:
-            self._since_decode.clear()
+            self._prefilled, self._prefilled_s = 0, 0.0
         elif work.decodes:
-            self._since_decode.append(step.prefill_tokens)
+            self._prefilled += step.prefill_tokens
+            self._prefilled_s += upper_s
         self._last = step.phase
 
     def measured(self, step: StepRecord, seconds: float) -> None:
@@ -105,10 +112,10 @@ class BoundedGap:
             self._next_chunk.learn(step.prefill_tokens, seconds)
 
     def _fitting(self, work: Work) -> int | None:
-        """The largest size after which a decode still ends within the target."""
+        """The largest room after which a decode still ends within the target."""
         decode_s = self._decode.upper_s(work.decodes + work.prefills)
         slack_s = self.target_s - self._gap_s(work) - decode_s
-        size = next((size for size in reversed(self.chunk_sizes) if self._chunk_s(size) <= slack_s), None)
+        size = next((size for size in reversed(self._rooms) if self._chunk_s(size) <= slack_s), None)
         return size if size and self._worthwhile(size, decode_s) else None
 
     def _worthwhile(self, size: int, decode_s: float) -> bool:
@@ -116,8 +123,7 @@ class BoundedGap:
 
         A slower one would lower the rate of prefill: it is better to decode early and start with a large one.
         """
-        cycle_s = decode_s + sum(map(self._chunk_s, self._since_decode))
-        return size * cycle_s >= sum(self._since_decode) * self._chunk_s(size)
+        return size * (decode_s + self._prefilled_s) >= self._prefilled * self._chunk_s(size)
 
     def _gap_s(self, work: Work) -> float:
         """The longest gap when the next step starts: steps in flight lengthen it, or end it."""

@@ -1,6 +1,6 @@
 """How prompts are cut into chunks of the sizes that a model was warmed up for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 def padded(tokens: int, sizes: Sequence[int]) -> int:
@@ -13,21 +13,16 @@ def padded(tokens: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= tokens), -(-tokens // sizes[-1]) * sizes[-1])
 
 
-def pack(lengths: Iterable[int], budget: int, sizes: Sequence[int]) -> list[int]:
-    """The tokens to take of each prompt, in order, so that all chunks, as padded, fit into ``budget``.
+def cut(length: int, most: int, room: float, sizes: Sequence[int]) -> int:
+    """The tokens of a prompt's next chunk, of ``length`` that are left to compute.
 
-    A prompt that does not fit whole gives a chunk of the largest size that does, and is the last to give
-    any; so only the ends of prompts are padded. Prompts that give nothing are left off the end.
+    At most ``most``, and as padded at most ``room``. What does not finish the prompt is one of the ascending
+    ``sizes``, so that only the ends of prompts are padded; but a ``most`` below the smallest is taken as it
+    is. 0 if there is no room. Without sizes, prompts are cut anywhere.
     """
-    taken = []
-    for length in lengths:
-        chunk = length
-        if padded(length, sizes) > budget:
-            chunk = max((size for size in sizes or [budget] if size <= budget), default=0)
-        if not chunk:
-            break
-        taken.append(chunk)
-        budget -= padded(chunk, sizes)
-        if chunk < length:
-            break
-    return taken
+    allowed = min(length, most)
+    if not sizes:
+        return int(min(allowed, room))
+    if padded(allowed, sizes) <= room and (allowed == length or allowed < sizes[0]):
+        return allowed
+    return max((size for size in sizes if size <= min(allowed, room)), default=0)

@@ -49,8 +49,8 @@ class Choice:
     prefill_tokens: int | None = None
     """Most tokens that a prefill step may compute, over all lanes; None: the policy sets no limit.
 
-    On a device that pads, chunks count as padded, and ``pack`` says what to take: 100 tokens of each of ten
-    prompts are not one chunk of 1,000.
+    On a device that pads, chunks count as padded: 100 tokens of each of ten prompts are not one chunk of
+    1,000. ``cut`` says what to take of each prompt.
     """
 
 

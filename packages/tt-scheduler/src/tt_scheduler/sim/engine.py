@@ -61,8 +61,8 @@ class Mode(Protocol):
 class PhasePure:
     """Steps of one phase, which a policy chooses.
 
-    Where the policy caps a prefill step, chunks count as padded to ``sizes``; the budget of tokens that all
-    steps have counts them as they are, like vLLM's.
+    Prompts are cut into chunks of ``sizes``. Where the policy caps a prefill step, chunks count as padded to
+    them; the budget of tokens that all steps have counts chunks as they are, like vLLM's.
     """
 
     policy: PhasePolicy
@@ -74,10 +74,7 @@ class PhasePure:
         choice = self.policy.choose(work)
         slices = [LaneSlice() for _ in lanes]
         if choice.phase is Phase.PREFILL:
-            if choice.prefill_tokens is None:
-                slices = _prefill(lanes, budget)
-            else:
-                slices = _prefill(lanes, min(budget, choice.prefill_tokens), self.sizes)
+            slices = _prefill(lanes, budget, choice.prefill_tokens, self.sizes)
         elif choice.phase is Phase.DECODE:
             slices = [LaneSlice(decodes=lane.decode()) for lane in lanes]
         tokens = sum(padded(chunk.tokens, self.sizes) for part in slices for chunk in part.chunks)
@@ -195,8 +192,11 @@ def _route(
     requests.append(request)
 
 
-def _prefill(lanes: Sequence[Lane], budget: int, sizes: Sequence[int] = ()) -> list[LaneSlice]:
+def _prefill(
+    lanes: Sequence[Lane], budget: int, cap: int | None = None, sizes: Sequence[int] = ()
+) -> list[LaneSlice]:
     """One budget for all lanes; the lane whose request has waited longest takes first."""
+    room = math.inf if cap is None else cap
 
     def oldest(index: int) -> float:
         first = [*lanes[index].chunking, *list(lanes[index].waiting)[:1]]
@@ -204,8 +204,10 @@ def _prefill(lanes: Sequence[Lane], budget: int, sizes: Sequence[int] = ()) -> l
 
     slices = [LaneSlice() for _ in lanes]
     for index in sorted(range(len(lanes)), key=oldest):
-        slices[index] = LaneSlice(chunks=lanes[index].prefill(budget, sizes))
-        budget -= sum(padded(chunk.tokens, sizes) for chunk in slices[index].chunks)
+        chunks = lanes[index].prefill(budget, room, sizes)
+        slices[index] = LaneSlice(chunks)
+        budget -= sum(chunk.tokens for chunk in chunks)
+        room -= sum(padded(chunk.tokens, sizes) for chunk in chunks)
     return slices
 
 

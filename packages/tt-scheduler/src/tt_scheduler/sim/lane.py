@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from tt_scheduler.chunks import pack
+from tt_scheduler.chunks import cut, padded
 from tt_scheduler.cursor import Admission
 from tt_scheduler.lanes import LaneLoad
 from tt_scheduler.rows import RowAccount
@@ -113,19 +113,23 @@ class Lane:
             count += 1
         return count
 
-    def prefill(self, budget: int, sizes: Sequence[int] = ()) -> list[Chunk]:
-        """Take up to ``budget`` tokens, as padded to ``sizes``: begun prompts first, then waiting ones, which
-        are admitted here.
+    def prefill(self, budget: int, room: float, sizes: Sequence[int] = ()) -> list[Chunk]:
+        """Take up to ``budget`` tokens, as padded to ``sizes`` up to ``room``: begun prompts first, then
+        waiting ones, which are admitted here. The first that is cut is the last.
         """
-        chunking = self.chunking
-        candidates = chunking + list(self.waiting)[: self.admissible]
-        taken = pack((request.to_prefill for request in candidates), budget, sizes)
-        for request in candidates[len(chunking) : len(taken)]:
-            self.waiting.remove(request)
-            self._rows.take(request.name)
-            self._hold(request, request.admission.known + 1)
-            self.running.append(request)
-        return [Chunk(request, tokens) for request, tokens in zip(candidates, taken, strict=False)]
+        chunks: list[Chunk] = []
+        for request in (*self.chunking, *list(self.waiting)[: self.admissible]):
+            tokens = cut(request.to_prefill, budget, room, sizes)
+            if not tokens:
+                break
+            budget -= tokens
+            room -= padded(tokens, sizes)
+            chunks.append(Chunk(request, tokens))
+            if request not in self.running:
+                self._admit(request)
+            if tokens < request.to_prefill:
+                break
+        return chunks
 
     def decode(self) -> list[SimRequest]:
         """Those that get a token now, each with a block for it; the youngest make room if need be."""
@@ -145,6 +149,12 @@ class Lane:
             request.token_times.append(now)
             if request.generated >= request.arrival.output_tokens or self._full(request):
                 self._leave(request)
+
+    def _admit(self, request: SimRequest) -> None:
+        self.waiting.remove(request)
+        self._rows.take(request.name)
+        self._hold(request, request.admission.known + 1)
+        self.running.append(request)
 
     def _full(self, request: SimRequest) -> bool:
         return request.computed + 1 >= self.shape.blocks * self.shape.block_size

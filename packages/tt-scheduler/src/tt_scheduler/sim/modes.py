@@ -18,9 +18,10 @@ def mode_named(text: str, setup: Setup) -> Mode:
     ``ValueError`` if the text is none of ``MODES``.
     """
     name, *numbers = text.split(":")
+    sizes = setup.device.padded_to
     makers: dict[str, Callable[..., Mode]] = {
-        "prefill-first": lambda: PhasePure(PrefillFirst()),
-        "interleave": lambda *counts: PhasePure(Interleave(*map(int, counts))),
+        "prefill-first": lambda: PhasePure(PrefillFirst(), sizes),
+        "interleave": lambda *counts: PhasePure(Interleave(*map(int, counts)), sizes),
         "bounded-gap": lambda target: _bounded_gap(float(target), setup),
         "mixed": lambda *tokens: MixedBudget(*map(int, tokens)),
     }
