@@ -95,6 +95,19 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 9,
         "additional_config": {"tt": {"sample_on_device_mode": "all"}},
     },
+    "on the device, one step after the other": {
+        "num_gpu_blocks_override": 19,
+        "max_num_batched_tokens": 9,
+        "async_scheduling": False,
+        "additional_config": {"tt": {"sample_on_device_mode": "all"}},
+    },
+    "on the device, V2, priorities": {
+        "v2_wire_form": True,
+        "num_gpu_blocks_override": 19,
+        "scheduling_policy": "priority",
+        "max_num_batched_tokens": 9,
+        "additional_config": {"tt": {"sample_on_device_mode": "all"}},
+    },
     "decodes on the device": {
         "num_gpu_blocks_override": 19,
         "max_num_batched_tokens": 9,

@@ -22,6 +22,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "small pool, small chunks": {"num_gpu_blocks_override": 19, "max_num_batched_tokens": 7},
     "no prefix cache": {"num_gpu_blocks_override": 19, "enable_prefix_caching": False},
     "two lanes": {"data_parallel_size": 2, "max_num_seqs": 2, "num_gpu_blocks_override": 19},
+    "planned ahead": {"num_gpu_blocks_override": 19, "sample_on_device_mode": "all"},
+    "two lanes, planned ahead": {
+        "data_parallel_size": 2,
+        "max_num_seqs": 2,
+        "num_gpu_blocks_override": 19,
+        "sample_on_device_mode": "all",
+    },
 }
 
 
@@ -30,8 +37,13 @@ def test_both_ways_plan_the_same(
     configuration: dict[str, Any], probe_engine: Engines, watch: Callable[[LLM], PlanWatch]
 ) -> None:
     plain = {"max_num_seqs": ROWS, "block_size": BLOCK, "max_model_len": 72}
+    rest = dict(configuration)
+    mode = rest.pop("sample_on_device_mode", None)
     engines = [
-        probe_engine(**plain | configuration | {"additional_config": {"tt": {"direct_decode": direct}}})
+        probe_engine(
+            **plain | rest,
+            additional_config={"tt": {"direct_decode": direct, "sample_on_device_mode": mode}},
+        )
         for direct in (True, False)
     ]
     watches = [watch(engine) for engine in engines]

@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm_tt_plugin import entrypoints, mesh_ttnn
 from vllm_tt_plugin.checks import problems_of, switch_off_undeclared
+from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError
 from vllm_tt_plugin.mesh_ttnn import Probe
 from vllm_tt_plugin.platform import SCHEDULER_CLASS, WORKER_CLASS, TTPlatform
@@ -25,7 +26,10 @@ from .conftest import ARCHITECTURE, MakeConfig
 
 PROMPT = TokensInput(type="token", prompt_token_ids=[1, 2])
 EVERYTHING = Capabilities(
-    supports_prefix_caching=True, supports_chunked_prefill=True, supports_async_decode=True
+    supports_prefix_caching=True,
+    supports_chunked_prefill=True,
+    supports_async_decode=True,
+    supports_sample_on_device=True,
 )
 
 
@@ -119,7 +123,7 @@ def test_every_switch_off_says_why(make_config: MakeConfig, plugin_log: pytest.L
     config.scheduler_config.enable_chunked_prefill = True
     config.scheduler_config.max_num_batched_tokens = 16
     plugin_log.clear()
-    switch_off_undeclared(config, Capabilities())
+    switch_off_undeclared(config, TTConfig(), Capabilities())
     assert settings(config) | {"prefix": False, "async": False, "chunks": False, "budget": 128} == settings(
         config
     )
@@ -132,21 +136,68 @@ def test_every_switch_off_says_why(make_config: MakeConfig, plugin_log: pytest.L
     ):
         assert words in said
     plugin_log.clear()
-    switch_off_undeclared(config, Capabilities())
+    switch_off_undeclared(config, TTConfig(), Capabilities())
+    assert plugin_log.messages == []
+
+
+ON_DEVICE = TTConfig(sample_on_device_mode="decode_only")
+
+
+@pytest.mark.parametrize(
+    ("tt", "declared", "reason"),
+    [
+        (ON_DEVICE, EVERYTHING, None),
+        (TTConfig(), EVERYTHING, "sampled on the host"),
+        (attrs.evolve(ON_DEVICE, always_compat_sampling=True), EVERYTHING, "sampled on the host"),
+        (attrs.evolve(ON_DEVICE, trace_mode="none"), EVERYTHING, "trace_mode"),
+        (ON_DEVICE, attrs.evolve(EVERYTHING, supports_async_decode=False), "supports_async_decode"),
+        (ON_DEVICE, attrs.evolve(EVERYTHING, supports_sample_on_device=False), "supports_sample_on_device"),
+    ],
+)
+def test_decodes_overlap_where_the_device_can_go_on_alone(
+    make_config: MakeConfig,
+    plugin_log: pytest.LogCaptureFixture,
+    tt: TTConfig,
+    declared: Capabilities,
+    reason: str | None,
+) -> None:
+    config = make_config()
+    config.scheduler_config.async_scheduling = True
+    plugin_log.clear()
+    switch_off_undeclared(config, tt, declared)
+    assert config.scheduler_config.async_scheduling is (reason is None)
+    assert (reason is None) == (plugin_log.messages == [])
+    assert all(reason in message for message in plugin_log.messages if reason)
+
+
+def test_decodes_do_not_overlap_with_a_worker_in_another_process(make_config: MakeConfig) -> None:
+    config = make_config()
+    config.scheduler_config.async_scheduling = True
+    config.parallel_config.distributed_executor_backend = "mp"
+    switch_off_undeclared(config, ON_DEVICE, EVERYTHING)
+    assert config.scheduler_config.async_scheduling is False
+
+
+def test_no_async_scheduling_is_obeyed(make_config: MakeConfig, plugin_log: pytest.LogCaptureFixture) -> None:
+    config = make_config()
+    config.scheduler_config.async_scheduling = False
+    plugin_log.clear()
+    switch_off_undeclared(config, ON_DEVICE, EVERYTHING)
+    assert config.scheduler_config.async_scheduling is False
     assert plugin_log.messages == []
 
 
 def test_what_is_declared_stays_on(make_config: MakeConfig) -> None:
     config = make_config(max_num_batched_tokens=32)
     config.cache_config.enable_prefix_caching = True
-    switch_off_undeclared(config, EVERYTHING)
+    switch_off_undeclared(config, TTConfig(), EVERYTHING)
     assert settings(config) | {"prefix": True, "chunks": True, "budget": 32} == settings(config)
 
 
 def test_a_decode_of_all_sequences_fits_the_budget(make_config: MakeConfig) -> None:
     config = make_config(max_num_batched_tokens=64, max_num_seqs=4)
     config.scheduler_config.max_num_seqs = 100
-    switch_off_undeclared(config, EVERYTHING)
+    switch_off_undeclared(config, TTConfig(), EVERYTHING)
     assert config.scheduler_config.max_num_batched_tokens == 100
 
 

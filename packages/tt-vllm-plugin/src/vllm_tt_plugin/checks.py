@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tt_registry import Capabilities
 
 from vllm_tt_plugin import mesh_ttnn
+from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.lanes import lane_problems, lanes_of, rows_per_lane
 from vllm_tt_plugin.mesh import MeshSpec
@@ -97,8 +98,8 @@ def _feature_problems(config: "VllmConfig") -> Iterator[Problem]:
         )
 
 
-def switch_off_undeclared(config: "VllmConfig", capabilities: Capabilities) -> None:
-    """Turn off what the model does not declare, each with a line that says why.
+def switch_off_undeclared(config: "VllmConfig", settings: TTConfig, capabilities: Capabilities) -> None:
+    """Turn off what the model or ``settings`` do not allow, each with a line that says why.
 
     An explicit limit is never lowered: where prompts cannot be cut into chunks, the token budget of a step is
     raised to the longest prompt.
@@ -107,8 +108,9 @@ def switch_off_undeclared(config: "VllmConfig", capabilities: Capabilities) -> N
         logger.info("Prefix caching is off: the model does not declare supports_prefix_caching.")
         config.cache_config.enable_prefix_caching = False
     scheduler = config.scheduler_config
-    if scheduler.async_scheduling is not False:
-        logger.info("Async scheduling is off: a decode step is finished before the next is scheduled.")
+    reason = _no_overlap(config, settings, capabilities)
+    if reason is not None and scheduler.async_scheduling is not False:
+        logger.info("Async scheduling is off: %s.", reason)
         scheduler.async_scheduling = False
     if scheduler.enable_chunked_prefill and not capabilities.supports_chunked_prefill:
         logger.info("Chunked prefill is off: the model does not declare supports_chunked_prefill.")
@@ -130,6 +132,21 @@ def switch_off_undeclared(config: "VllmConfig", capabilities: Capabilities) -> N
             rows_per_lane(config),
         )
         scheduler.max_num_batched_tokens = rows_per_lane(config)
+
+
+def _no_overlap(config: "VllmConfig", settings: TTConfig, capabilities: Capabilities) -> str | None:
+    """Why the next decode cannot be submitted before the last one was read; None if it can."""
+    if not capabilities.supports_async_decode:
+        return "the model does not declare supports_async_decode"
+    if not settings.traces_decode:
+        return "trace_mode is 'none', and only a traced decode keeps its tokens on the device"
+    if settings.sample_on_device_mode is None or settings.always_compat_sampling:
+        return "tokens are sampled on the host (see sample_on_device_mode), one step after the other"
+    if not capabilities.supports_sample_on_device:
+        return "the model does not declare supports_sample_on_device"
+    if config.parallel_config.distributed_executor_backend not in (None, "uni"):
+        return "the executor would read outputs on a thread of its own, and one thread drives the mesh"
+    return None
 
 
 def mesh_of(environ: Mapping[str, str]) -> tuple[tuple[int, int] | None, list[Problem]]:

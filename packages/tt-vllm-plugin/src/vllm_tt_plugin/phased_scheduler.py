@@ -12,6 +12,7 @@ from typing import Any
 
 from tt_scheduler import Phase, Work
 from vllm.outputs import RequestError
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -23,12 +24,18 @@ from vllm_tt_plugin.steady_decode import SteadyDecode
 logger = logging.getLogger("vllm.tt_plugin")
 
 
-class PhasedScheduler(Scheduler):
-    """One lane: vLLM's queues and its KV cache manager, scheduled phase by phase by a ``StepDirector``."""
+class PhasedScheduler(AsyncScheduler):
+    """One lane: vLLM's queues and its KV cache manager, scheduled phase by phase by a ``StepDirector``.
+
+    With async scheduling the next step is planned while the last one runs. A block that a request leaves
+    then may go to another at once, although the step under way still writes to it: the runner reads what is
+    under way before it builds any step that moves a request, and the device runs steps in order.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._stalled: tuple[str, int] | None = None
+        self._plans_ahead = bool(self.scheduler_config.async_scheduling)
         config = TTConfig.from_additional_config(self.vllm_config.additional_config)
         self._steady = SteadyDecode(self) if config.direct_decode else None
         usable = (self.kv_cache_config.num_blocks - 1) * self.block_size
@@ -63,8 +70,9 @@ class PhasedScheduler(Scheduler):
         if self.pause_state == PauseState.PAUSED_ALL:
             return Work(decodes=0, chunks=0, admissible=0)
         chunks = sum(request.is_prefill_chunk for request in self.running)
+        complete = sum(map(self.awaits_its_last_token, self.running)) if self._plans_ahead else 0
         return Work(
-            decodes=len(self.running) - chunks,
+            decodes=len(self.running) - chunks - complete,
             chunks=chunks,
             admissible=self._admissible(chunks),
             # Arrival is told in wall-clock time, by the front end.
@@ -118,6 +126,16 @@ class PhasedScheduler(Scheduler):
     def finish_schedule(self, output: SchedulerOutput) -> None:
         """vLLM's own bookkeeping after a step was scheduled."""
         self._update_after_schedule(output)
+
+    def awaits_its_last_token(self, request: Request) -> bool:
+        """Whether the step under way gives a request all that it may have: vLLM schedules it no further."""
+        placeholders = request.num_output_placeholders
+        limit = request.num_prompt_tokens + request.max_tokens
+        return placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= limit
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        bookkeeper = AsyncScheduler if self._plans_ahead else Scheduler
+        bookkeeper._update_after_schedule(self, scheduler_output)
 
     def _admissible(self, chunks: int) -> int:
         """1 if a waiting request may start now, else 0; 0 too while the head is known not to fit.

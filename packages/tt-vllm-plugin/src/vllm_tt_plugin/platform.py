@@ -56,12 +56,13 @@ class TTPlatform(Platform):
         if vllm_config.model_config is None:
             return
         try:
+            settings = TTConfig.from_additional_config(vllm_config.additional_config)
             served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
         except ConfigurationError:
             return  # check_and_update_config refuses it, together with everything else that is wrong
-        switch_off_undeclared(vllm_config, served.capabilities)
         if served.folds_data_parallel:
             fold_data_parallel(vllm_config)
+        switch_off_undeclared(vllm_config, settings, served.capabilities)
         # vllm.config itself asks for the platform while it is imported, so it cannot be imported above.
         from vllm.config.compilation import CompilationMode
 
@@ -78,8 +79,9 @@ class TTPlatform(Platform):
         if vllm_config.model_config is None:
             return
         problems: list[Problem] = []
+        settings = TTConfig()
         try:
-            TTConfig.from_additional_config(vllm_config.additional_config)
+            settings = TTConfig.from_additional_config(vllm_config.additional_config)
         except ConfigurationError as error:
             problems += error.problems
         mesh_shape, mesh_problems = mesh_of(os.environ)
@@ -93,7 +95,7 @@ class TTPlatform(Platform):
         if problems or served is None:
             raise ConfigurationError(problems)
 
-        switch_off_undeclared(vllm_config, served.capabilities)
+        switch_off_undeclared(vllm_config, settings, served.capabilities)
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
         if vllm_config.scheduler_config.scheduler_cls not in (SCHEDULER_CLASS, LANE_SCHEDULER_CLASS):
             # Not in the engine, which has its configuration from a front end and changes it by then.

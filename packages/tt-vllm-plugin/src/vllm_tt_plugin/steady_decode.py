@@ -103,6 +103,7 @@ class SteadyDecode:
                 or request.is_prefill_chunk
                 or request.num_tokens + request.num_output_placeholders != expected
                 or request.has_encoder_inputs
+                or (request.num_output_placeholders and lane.awaits_its_last_token(request))
             ):
                 return None
             if computed % size == 0:
@@ -123,5 +124,4 @@ def _is_plain(lane: "PhasedScheduler") -> bool:
         and lane.ec_connector is None
         and lane.lora_config is None
         and lane.num_spec_tokens == 0
-        and lane.scheduler_config.async_scheduling is False
     )
