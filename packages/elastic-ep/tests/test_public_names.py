@@ -5,14 +5,15 @@ import elastic_ep
 NAMES = """
 Abort Aborted Action Address Apply Ballot Boundary COORDINATOR Cancel CancelPrepare Check Commit
 CommitAt CommitNow Committed Completed Coordinator Copy DeadlineError DensePull Died EMPTY
-EagerRunner ElasticError Event Exit Expired Fence FencedError Fingerprint Finished Flag Flip Heard
-Hello Interrupt Keep Kill Lane LaneError LaneShape Launch Lease LeaseDue MESSAGES Member
-MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport Message Op Overdue PeerLostError
-Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed Prepared Received Refused Reload
-Report Resume Resumed Retire Retired RoutingTables Run Runner RunnerError Scale Send Shape SizeError
-Span Stage StartPrepare StaticRunner Stopped Suspect Tell Tick Transport TransportError Unresponsive
-WireError act coordinate decode encode join nobody place rebalance resize stages stale tables wait
-wait_until
+EagerRunner ElasticError Event Exit Expired Fence FencedError Fingerprint Finished Flag Flip Flipped
+Group GroupError Heard Hello Interrupt Keep Kill Lane LaneError LaneShape Launch LaunchError Lease
+LeaseDue MESSAGES Member MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport Message
+Note Op Overdue Patience PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded
+PrepareFailed Prepared Programs Readied Received Refused Reload Report Resume Resumed Retire Retired
+RoutingTables Run Runner RunnerError Scale Seat Seen Send ServeError Service Shape SizeError Span
+Stage StartPrepare StaticRunner Stepped Stopped Suspect Tell Tick Transport TransportError
+Unresponsive WireError act coordinate decode encode join nobody pack place rebalance resize run_rank
+stages stale tables unpack wait wait_until
 """
 
 

@@ -26,15 +26,20 @@ from elastic_ep.errors import (
     DeadlineError,
     ElasticError,
     FencedError,
+    GroupError,
     LaneError,
+    LaunchError,
     PeerLostError,
     PlanError,
     RunnerError,
+    ServeError,
     SizeError,
     TransportError,
     WireError,
 )
-from elastic_ep.lane import Lane, LaneShape
+from elastic_ep.group import Group
+from elastic_ep.lane import Lane, Note, Programs
+from elastic_ep.lane_shape import LaneShape
 from elastic_ep.member import (
     Apply,
     Boundary,
@@ -58,10 +63,14 @@ from elastic_ep.member import (
     act,
     join,
 )
+from elastic_ep.packing import pack, unpack
 from elastic_ep.placement import EMPTY, Placement, Shape, nobody
 from elastic_ep.plan import Plan, place, rebalance, resize
+from elastic_ep.rank import run_rank
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.runner import Address, EagerRunner, Fingerprint, Runner, StaticRunner
+from elastic_ep.seat import Patience, Seat
+from elastic_ep.service import Flipped, Readied, Seen, Service, Stepped
 from elastic_ep.staging import Copy, DensePull, Reload, Stage, stages
 from elastic_ep.transport import Flag, Op, Span, Transport, wait, wait_until
 from elastic_ep.transport_memory import MemoryNetwork, MemoryTransport
@@ -125,6 +134,9 @@ __all__ = [
     "Finished",
     "Flag",
     "Flip",
+    "Flipped",
+    "Group",
+    "GroupError",
     "Heard",
     "Hello",
     "Interrupt",
@@ -134,6 +146,7 @@ __all__ = [
     "LaneError",
     "LaneShape",
     "Launch",
+    "LaunchError",
     "Lease",
     "LeaseDue",
     "MESSAGES",
@@ -144,8 +157,10 @@ __all__ = [
     "MemoryNetwork",
     "MemoryTransport",
     "Message",
+    "Note",
     "Op",
     "Overdue",
+    "Patience",
     "PeerLostError",
     "Phase",
     "Placement",
@@ -155,6 +170,8 @@ __all__ = [
     "PrepareEnded",
     "PrepareFailed",
     "Prepared",
+    "Programs",
+    "Readied",
     "Received",
     "Refused",
     "Reload",
@@ -168,13 +185,18 @@ __all__ = [
     "Runner",
     "RunnerError",
     "Scale",
+    "Seat",
+    "Seen",
     "Send",
+    "ServeError",
+    "Service",
     "Shape",
     "SizeError",
     "Span",
     "Stage",
     "StartPrepare",
     "StaticRunner",
+    "Stepped",
     "Stopped",
     "Suspect",
     "Tell",
@@ -189,12 +211,15 @@ __all__ = [
     "encode",
     "join",
     "nobody",
+    "pack",
     "place",
     "rebalance",
     "resize",
+    "run_rank",
     "stages",
     "stale",
     "tables",
+    "unpack",
     "wait",
     "wait_until",
 ]

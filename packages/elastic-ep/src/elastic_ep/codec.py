@@ -6,8 +6,10 @@ of `decode`.
 
 import base64
 import binascii
+import enum
 import json
 import zlib
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -21,15 +23,22 @@ LARGEST = 1 << 26
 """Bytes a message may have when unpacked."""
 
 
-def encode(message: Message) -> bytes:
-    """One message as bytes."""
-    body = [MESSAGES.index(type(message)), _pack(message)]
+def encode(record: Any, kinds: Sequence[type[Any]] = MESSAGES) -> bytes:
+    """One record of one of these kinds as bytes."""
+    body = [kinds.index(type(record)), _pack(record)]
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), level=1)
     return bytes([VERSION]) + zlib.crc32(packed).to_bytes(4) + packed
 
 
 def decode(data: bytes) -> Message:
     """The message that was encoded; WireError for anything else."""
+    message = decode_any(data, MESSAGES)
+    assert isinstance(message, Message)
+    return message
+
+
+def decode_any(data: bytes, kinds: Sequence[type[Any]]) -> Any:
+    """The record of one of these kinds that was encoded; WireError for anything else."""
     if data[:1] != bytes([VERSION]):
         raise WireError(
             f"the first byte is {data[:1]!r}; this version reads messages that start with {VERSION}"
@@ -38,11 +47,9 @@ def decode(data: bytes) -> Message:
         raise WireError(f"{len(data)} bytes do not match their checksum: damaged or cut short")
     try:
         kind, fields = json.loads(_inflate(data[5:]))
-        message = _unpack(fields, MESSAGES[_unpack(kind, int)])
+        return _unpack(fields, kinds[_unpack(kind, int)])
     except (ValueError, TypeError, IndexError, PlanError, zlib.error) as error:
         raise WireError(f"{len(data)} bytes are no message: {error}") from error
-    assert isinstance(message, Message)
-    return message
 
 
 def _inflate(data: bytes) -> bytes:
@@ -56,6 +63,8 @@ def _inflate(data: bytes) -> bytes:
 def _pack(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if isinstance(value, enum.Enum):
+        return value.value
     if isinstance(value, tuple):
         return [_pack(item) for item in value]
     if attrs.has(type(value)):
@@ -77,6 +86,8 @@ def _unpack(value: Any, kind: Any) -> Any:
         return kind(*(_unpack(item, kind) for item, kind in zip(_list(value), kinds, strict=True)))
     if kind is bytes:
         return _bytes(value)
+    if issubclass(kind, enum.Enum):
+        return kind(value)
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value

@@ -9,6 +9,9 @@ ElasticError
 │   └── DeadlineError    a wait ended at its deadline; names the ranks waited for
 ├── FencedError          a wait was ended from outside (a fence)
 ├── LaneError            a step does not fit the lane's fixed slots
+├── LaunchError          a process could not be started
+├── ServeError           a rank cannot go on serving
+├── GroupError           the group did not do what it was asked for
 └── RunnerError          a captured program met addresses it was not captured with
 """
 
@@ -47,6 +50,18 @@ class FencedError(ElasticError):
 
 class LaneError(ElasticError):
     """A step does not fit the lane's fixed slots."""
+
+
+class LaunchError(ElasticError):
+    """A process could not be started."""
+
+
+class ServeError(ElasticError):
+    """A rank cannot go on serving, and ends."""
+
+
+class GroupError(ElasticError):
+    """The group did not do what it was asked for; the message says why, and it serves on as before."""
 
 
 class RunnerError(ElasticError):

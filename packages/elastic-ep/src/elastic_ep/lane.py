@@ -4,43 +4,44 @@ brings the results back.
 Every buffer has a slot for each rank there could be, at an address that never changes. A slot is written by
 one rank only, which first waits for its own earlier transfers; its flag holds exactly the epoch and turn of
 what lies in it. So a fenced rank that wakes up writes where nobody looks, and what it writes carries a flag
-that nobody waits for.
+that nobody waits for. With each dispatch goes a note of four numbers: the way of what must reach all ranks
+by an agreed step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
 
 from elastic_ep.errors import LaneError
-from elastic_ep.routing import RoutingTables
+from elastic_ep.lane_shape import NOTE, LaneShape
+from elastic_ep.packing import static_tensors
 from elastic_ep.transport import Flag, Op, Span, Transport, size_of, wait, wait_until
 
 EPOCH_SHIFT = 40
 """A flag is ``epoch << 40 | turn + 1``: 2^40 turns an epoch, and never 0."""
 
-Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""``(rows [n, hidden], slots [n]) -> [n, hidden]``: the row through the expert in the slot."""
+Note = tuple[int, int, int, int]
+NO_NOTE: Note = (-1, -1, -1, -1)
+REGISTERED = ("out", "out_head", "in", "in_head", "results", "back")
 
 
 @attrs.frozen
-class LaneShape:
-    """Capacity: a rank brings up to ``tokens`` of ``hidden`` values, each for ``top`` experts."""
+class Programs:
+    """What an exchange runs between its transfers; see `elastic_ep.packing`.
 
-    max_ranks: int
-    slots: int
-    tokens: int
-    top: int
-    hidden: int
+    ``pack`` fills ``out``, ``experts`` turns ``in`` into ``results``, ``unpack`` makes ``output`` of
+    ``back``.
+    """
 
-    @property
-    def rows(self) -> int:
-        """Rows of one slot: all of a rank's tokens may go to one rank, for each of their experts."""
-        return self.tokens * self.top
+    pack: Callable[[], None]
+    experts: Callable[[], None]
+    unpack: Callable[[], None]
 
 
 class Lane:
-    """One rank's end of the exchange."""
+    """One rank's end of the exchange. ``static`` are the tensors that programs work on; ``late`` the ranks
+    that it waits for right now."""
 
     def __init__(
         self, transport: Transport, rank: int, shape: LaneShape, dtype: torch.dtype = torch.float32
@@ -49,121 +50,109 @@ class Lane:
         self.transport = transport
         self.rank = rank
         self.shape = shape
-        ranks, rows = shape.max_ranks, shape.rows
-        self._out = torch.zeros((ranks, rows, shape.hidden), dtype=dtype)
-        self._out_slots = torch.full((ranks, rows), -1, dtype=torch.int64)
-        self._in = torch.zeros_like(self._out)
-        self._in_slots = torch.full_like(self._out_slots, -1)
-        self._results = torch.zeros_like(self._out)
-        self._back = torch.zeros_like(self._out)
-        self._arrived = torch.zeros(ranks, dtype=torch.int64)
-        self._returned = torch.zeros(ranks, dtype=torch.int64)
+        self.static = static_tensors(shape, dtype)
+        self.late: tuple[int, ...] = ()
+        self._arrived = torch.zeros(shape.max_ranks, dtype=torch.int64)
+        self._returned = torch.zeros_like(self._arrived)
+        self._noted = torch.zeros_like(self._arrived)
+        self._words = torch.zeros((2, shape.max_ranks, NOTE), dtype=torch.int64)
         self._open: list[Op] = []
-        for name, tensor in self.buffers().items():
-            transport.register(name, tensor)
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """All memory that peers read or write, by the name it is registered under."""
-        return {
-            "lane.out": self._out,
-            "lane.out_slots": self._out_slots,
-            "lane.in": self._in,
-            "lane.in_slots": self._in_slots,
-            "lane.results": self._results,
-            "lane.back": self._back,
-            "lane.arrived": self._arrived,
-            "lane.returned": self._returned,
-        }
+        self._notes: dict[int, Note] = {}
+        for name in REGISTERED:
+            transport.register(f"lane.{name}", self.static[name])
+        transport.register("lane.arrived", self._arrived)
+        transport.register("lane.returned", self._returned)
+        transport.register("lane.noted", self._noted)
+        transport.register("lane.words", self._words)
 
     def exchange(
         self,
         epoch: int,
         turn: int,
         peers: dict[int, str],
-        tables: RoutingTables,
-        layer: int,
-        tokens: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-        run: Experts,
+        programs: Programs,
         seconds: float,
         interrupted: Callable[[], bool] = lambda: False,
-    ) -> torch.Tensor:
+        note: Note = NO_NOTE,
+    ) -> None:
         """One MoE layer of one step over all active ranks, this one among them.
 
         ``turn`` counts exchanges and only rises within an epoch. ``peers`` maps the other active ranks to
-        their transport names. ``tokens`` is ``[n, hidden]`` with n up to ``shape.tokens``; ``experts`` and
-        ``weights`` are ``[n, top]``, logical experts and what each counts. Gives ``[n, hidden]``: for each
-        token the weighted sum over its experts, added in order.
+        their transport names; each gets the note.
 
         An exchange that did not end may be made again with the same tokens under a later epoch. Raises
-        LaneError for what does not fit or is lost, DeadlineError naming the ranks that were late,
-        FencedError, and what the transport raises.
+        LaneError if an expert is nowhere, DeadlineError naming the ranks that were late, FencedError, and
+        what the transport raises.
         """
-        self._check(tokens, experts, weights)
+        self.transport.poll()
         wait(self.transport, self._unfinished(peers), seconds, interrupted)
-        flag = epoch << EPOCH_SHIFT | turn + 1
-        homes, rows = self._place(tables, layer, experts, turn)
-        self._fill(tokens, homes, rows)
-        self._send(peers, "lane.out", "lane.in", "lane.arrived", flag, self._out_slots)
+        flag = flag_of(epoch, turn)
+        self.static["turn"].fill_(turn)
+        programs.pack()
+        self._check_homes()
+        self.static["out_head"][:, :NOTE] = torch.tensor(note)
+        self._dispatch(peers, flag)
         self._await(peers, self._arrived, flag, seconds, interrupted)
-        self._run(run, [self.rank, *peers])
-        self._send(peers, "lane.results", "lane.back", "lane.returned", flag, self._in_slots)
+        heads = self.static["in_head"][:, :NOTE].tolist()
+        self._notes = {rank: tuple(heads[rank]) for rank in peers if heads[rank] != list(NO_NOTE)}
+        programs.experts()
+        self.static["back"][self.rank].copy_(self.static["results"][self.rank])
+        self._give_back(peers, flag)
         self._await(peers, self._returned, flag, seconds, interrupted)
         wait(self.transport, self._unfinished(peers), seconds, interrupted)
-        return self._sum(tokens, homes, rows, weights)
+        programs.unpack()
 
-    def _check(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
-        count = tokens.shape[0]
-        wanted = ((count, self.shape.hidden), (count, self.shape.top), (count, self.shape.top))
-        given = (tuple(tokens.shape), tuple(experts.shape), tuple(weights.shape))
-        if given != wanted or count > self.shape.tokens:
-            most = self.shape.tokens
-            raise LaneError(
-                f"tokens, experts and weights are {given}; expected {wanted}, at most {most} tokens"
-            )
+    def announce(self, rank: int, peer: str, flag: int, note: Note) -> None:
+        """Send a note to a rank that takes no part yet, which finds it by `overheard`."""
+        coming, going = self._words
+        going[rank] = torch.tensor(note)
+        row = size_of(going[rank])
+        span = Span("lane.words", size_of(coming) + rank * row, "lane.words", self.rank * row, row)
+        self._open.append(self.transport.write(peer, [span], Flag("lane.noted", self.rank, flag)))
+
+    def overheard(self) -> dict[int, Note]:
+        """Notes that came outside an exchange, by sender; each is given once."""
+        senders = self._noted.nonzero().flatten().tolist()
+        self._noted[senders] = 0
+        return {rank: tuple(self._words[0, rank].tolist()) for rank in senders}
+
+    def forget(self, rank: int) -> None:
+        """Rows that a rank left behind when it went are no work."""
+        self.static["in_head"][rank, NOTE:] = -1
+
+    def notes(self) -> dict[int, Note]:
+        """The notes of the last exchange, by sender."""
+        return self._notes
 
     def _unfinished(self, peers: dict[int, str]) -> list[Op]:
         """Open transfers to ranks of this exchange. Those to others end when they are disconnected."""
         self._open = [op for op in self._open if op.error is None and not op.done]
         return [op for op in self._open if op.peer in peers.values()]
 
-    def _place(
-        self, tables: RoutingTables, layer: int, experts: torch.Tensor, turn: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each token and expert the physical slot that computes it, and its row in the slot sent there:
-        ``[n, top]``."""
-        replicas = tables.replicas[layer].to(torch.int64)[experts]
-        if not bool((replicas > 0).all()):
-            lost = sorted({int(expert) for expert in experts[replicas == 0]})
-            raise LaneError(f"layer {layer}: no rank holds experts {lost}; reload them or route around them")
-        spread = torch.arange(experts.numel()).view_as(experts) + self.rank + turn
-        homes = tables.slots[layer].to(torch.int64)[experts, spread % replicas]
-        targets = homes // self.shape.slots
-        sent = torch.nn.functional.one_hot(targets.flatten(), self.shape.max_ranks).cumsum(0) - 1
-        return homes, sent.gather(1, targets.flatten()[:, None]).view_as(experts)
+    def _check_homes(self) -> None:
+        count = int(self.static["count"])
+        homeless = self.static["homes"][:count] < 0
+        if bool(homeless.any()):
+            lost = sorted(set(self.static["experts"][:count][homeless].tolist()))
+            raise LaneError(f"no rank holds experts {lost}; reload them or route around them")
 
-    def _fill(self, tokens: torch.Tensor, homes: torch.Tensor, rows: torch.Tensor) -> None:
-        self._out_slots.fill_(-1)
-        targets = homes // self.shape.slots
-        self._out[targets, rows] = tokens[:, None, :].expand(-1, self.shape.top, -1).to(self._out.dtype)
-        self._out_slots[targets, rows] = homes % self.shape.slots
-        self._in[self.rank].copy_(self._out[self.rank])
-        self._in_slots[self.rank].copy_(self._out_slots[self.rank])
-
-    def _send(
-        self, peers: dict[int, str], here: str, there: str, flags: str, flag: int, slots: torch.Tensor
-    ) -> None:
-        """The used rows of each peer's slot here to this rank's slot there, then the flag."""
-        used = (slots >= 0).sum(dim=1).clamp(min=1).tolist()
+    def _dispatch(self, peers: dict[int, str], flag: int) -> None:
+        used = (self.static["out_head"][:, NOTE:] >= 0).sum(dim=1).tolist()
+        head = size_of(self.static["out_head"][0])
         for rank, peer in peers.items():
-            spans = [self._span(here, rank, there, used[rank])]
-            if slots is self._out_slots:
-                spans.append(self._span("lane.out_slots", rank, "lane.in_slots", self.shape.rows))
-            self._open.append(self.transport.write(peer, spans, Flag(flags, self.rank, flag)))
+            spans = [Span("lane.out_head", rank * head, "lane.in_head", self.rank * head, head)]
+            if used[rank]:
+                spans.append(self._rows("lane.out", rank, "lane.in", used[rank]))
+            self._open.append(self.transport.write(peer, spans, Flag("lane.arrived", self.rank, flag)))
 
-    def _span(self, here: str, rank: int, there: str, rows: int) -> Span:
-        slot = self.buffers()[here][0]
+    def _give_back(self, peers: dict[int, str], flag: int) -> None:
+        used = (self.static["in_head"][:, NOTE:] >= 0).sum(dim=1).tolist()
+        for rank, peer in peers.items():
+            spans = [self._rows("lane.results", rank, "lane.back", used[rank])] if used[rank] else []
+            self._open.append(self.transport.write(peer, spans, Flag("lane.returned", self.rank, flag)))
+
+    def _rows(self, here: str, rank: int, there: str, rows: int) -> Span:
+        slot = self.static["out"][0]
         size = size_of(slot)
         return Span(here, rank * size, there, self.rank * size, size_of(slot[0]) * rows)
 
@@ -175,35 +164,24 @@ class Lane:
         seconds: float,
         interrupted: Callable[[], bool],
     ) -> None:
-        waited = torch.tensor(sorted(peers), dtype=torch.int64)
         present = set(peers.values())
 
         def all_here() -> bool:
             for op in self._open:
                 if op.error is not None and op.peer in present:
                     raise op.error
-            return bool((flags[waited] == flag).all())
+            self.late = behind(flags, peers, flag)
+            return not self.late
 
-        def late() -> str:
-            return f"ranks {waited[flags[waited] != flag].tolist()}"
+        wait_until(self.transport, all_here, seconds, lambda: f"ranks {list(self.late)}", interrupted)
 
-        wait_until(self.transport, all_here, seconds, late, interrupted)
 
-    def _run(self, run: Experts, sources: list[int]) -> None:
-        """All rows that came, whoever sent them, through this rank's experts."""
-        slots = self._in_slots[sources]
-        used = slots >= 0
-        results = self._results[sources]
-        if bool(used.any()):
-            results[used] = run(self._in[sources][used], slots[used])
-        self._results[sources] = results
-        self._back[self.rank].copy_(self._results[self.rank])
+def behind(flags: torch.Tensor, ranks: Sequence[int] | dict[int, str], flag: int) -> tuple[int, ...]:
+    """The ranks whose flag is another."""
+    values = flags.tolist()
+    return tuple(rank for rank in ranks if values[rank] != flag)
 
-    def _sum(
-        self, tokens: torch.Tensor, homes: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
-        parts = self._back[homes // self.shape.slots, rows]
-        total = torch.zeros_like(tokens)
-        for nth in range(self.shape.top):
-            total += weights[:, nth, None] * parts[:, nth]
-        return total
+
+def flag_of(epoch: int, turn: int) -> int:
+    """The value that marks what belongs to this turn."""
+    return epoch << EPOCH_SHIFT | turn + 1

@@ -11,6 +11,7 @@ one.
 import base64
 import binascii
 import json
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,8 +46,8 @@ class _Transfer:
 class NixlTransport:
     """One end; see `elastic_ep.transport.Transport`.
 
-    ``name`` must be unique to the incarnation, such as ``rank.uuid``: an agent name that is met again under
-    other metadata is refused by NIXL.
+    May be used from several threads. ``name`` must be unique to the incarnation, such as ``rank.uuid``: an
+    agent name that is met again under other metadata is refused by NIXL.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,6 +58,7 @@ class NixlTransport:
         )
         self.name = name
         self._agent = nixl_agent(name, config)
+        self._lock = threading.RLock()
         self._sealed = False
         self._regions: dict[str, _Region] = {}
         self._registered: list[Any] = []
@@ -98,29 +100,34 @@ class NixlTransport:
             self._agent.add_remote_agent(loaded)
         except Exception as error:
             raise TransportError(f"{self.name} could not add {peer}: {error}") from error
-        self._peers[peer] = known
-        return self._begin("WRITE", peer, [Span(SCRATCH, 0, SCRATCH, 8, 8)], None)
+        with self._lock:
+            self._peers[peer] = known
+            return self._begin("WRITE", peer, [Span(SCRATCH, 0, SCRATCH, 8, 8)], None)
 
     def disconnect(self, peer: str) -> None:
-        if self._peers.pop(peer, None) is None:
-            return
-        for transfer in [transfer for transfer in self._open if transfer.op.peer == peer]:
-            self._fail(transfer, PeerLostError(f"{peer} was disconnected"))
-        self._agent.remove_remote_agent(peer)
-        self._free_flags += [slot for stuck, slot in self._stuck_flags if stuck == peer]
-        self._stuck_flags = [(stuck, slot) for stuck, slot in self._stuck_flags if stuck != peer]
+        with self._lock:
+            if self._peers.pop(peer, None) is None:
+                return
+            for transfer in [transfer for transfer in self._open if transfer.op.peer == peer]:
+                self._fail(transfer, PeerLostError(f"{peer} was disconnected"))
+            self._agent.remove_remote_agent(peer)
+            self._free_flags += [slot for stuck, slot in self._stuck_flags if stuck == peer]
+            self._stuck_flags = [(stuck, slot) for stuck, slot in self._stuck_flags if stuck != peer]
 
     def write(self, peer: str, spans: Iterable[Span], flag: Flag | None = None) -> Op:
-        return self._begin("WRITE", peer, spans, flag)
+        with self._lock:
+            return self._begin("WRITE", peer, spans, flag)
 
     def read(self, peer: str, spans: Iterable[Span]) -> Op:
-        return self._begin("READ", peer, spans, None)
+        with self._lock:
+            return self._begin("READ", peer, spans, None)
 
     def poll(self) -> None:
-        self._agent.get_new_notifs()
-        for transfer in list(self._open):
-            if transfer in self._open:
-                self._progress(transfer)
+        with self._lock:
+            self._agent.get_new_notifs()
+            for transfer in list(self._open):
+                if transfer in self._open:
+                    self._progress(transfer)
 
     def close(self) -> None:
         for peer in list(self._peers):
@@ -140,7 +147,10 @@ class NixlTransport:
         here = [(self._regions[span.local], span.local_offset, span.size) for span in spans]
         there = [(remote[span.remote], span.remote_offset, span.size) for span in spans]
         self._open.append(transfer)
-        self._post(transfer, kind, here, there)
+        if spans:
+            self._post(transfer, kind, here, there)
+        else:
+            self._data_done(transfer)
         return transfer.op
 
     def _post(

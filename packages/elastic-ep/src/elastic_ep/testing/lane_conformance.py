@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from elastic_ep.errors import DeadlineError, FencedError, LaneError, PeerLostError
-from elastic_ep.lane import Lane, LaneShape
+from elastic_ep.lane import NO_NOTE, Lane, Note, Programs
+from elastic_ep.lane_shape import NOTE, LaneShape
+from elastic_ep.packing import pack, unpack
 from elastic_ep.placement import EMPTY, Placement, Shape
 from elastic_ep.plan import place, rebalance, resize
 from elastic_ep.routing import RoutingTables, tables
@@ -37,8 +39,32 @@ class Rank:
                 self.weights[slot] = dense[expert]
         self.tables.write(tables(placement))
 
-    def run(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(torch.einsum("nh,nhk->nk", rows, self.weights[slots]))
+    @property
+    def programs(self) -> Programs:
+        static, tables = self.lane.static, self.tables
+        return Programs(
+            pack=lambda: pack(static, LANE, self.rank, tables.slots[0], tables.replicas[0]),
+            experts=self.run,
+            unpack=lambda: unpack(static, LANE),
+        )
+
+    def run(self) -> None:
+        rows, slots = self.lane.static["in"], self.lane.static["in_head"][:, NOTE:]
+        used = slots >= 0
+        self.lane.static["results"][used] = torch.tanh(
+            torch.einsum("nh,nhk->nk", rows[used], self.weights[slots[used]])
+        )
+
+    def exchange(self, batch: "Batch", epoch: int, step: int, seconds: float, note: Note) -> torch.Tensor:
+        """One step of this rank with whoever its tables name: its output."""
+        others = [rank for rank in self.tables.active.nonzero().flatten().tolist() if rank != self.rank]
+        peers = {other: self.peers[other] for other in others}
+        static, count = self.lane.static, len(batch.tokens)
+        for name in ("tokens", "experts", "weights"):
+            static[name][:count] = getattr(batch, name)
+        static["count"].fill_(count)
+        self.lane.exchange(epoch, step, peers, self.programs, seconds, self.fenced.is_set, note)
+        return static["output"][:count].clone()
 
 
 class Batch:
@@ -92,26 +118,9 @@ class LaneConformance:
         found: dict[int, torch.Tensor | Exception] = {}
 
         def serve(rank: Rank) -> None:
-            batch = Batch(rank.rank, step)
-            peers = {
-                other: rank.peers[other]
-                for other in rank.tables.active.nonzero().flatten().tolist()
-                if other != rank.rank
-            }
+            note = (epoch, step, rank.rank, 0) if rank.rank == active[0] else NO_NOTE
             try:
-                found[rank.rank] = rank.lane.exchange(
-                    epoch,
-                    step,
-                    peers,
-                    rank.tables,
-                    0,
-                    batch.tokens,
-                    batch.experts,
-                    batch.weights,
-                    rank.run,
-                    seconds,
-                    rank.fenced.is_set,
-                )
+                found[rank.rank] = rank.exchange(Batch(rank.rank, step), epoch, step, seconds, note)
             except (DeadlineError, FencedError, PeerLostError) as error:
                 found[rank.rank] = error
 
@@ -128,6 +137,8 @@ class LaneConformance:
             if isinstance(output, Exception):
                 raise output
             torch.testing.assert_close(output, Batch(rank, step).dense(self.dense), rtol=1e-12, atol=1e-12)
+            first = min(ids)
+            assert ranks[rank].lane.notes() == ({first: (epoch, step, first, 0)} if rank != first else {})
 
     def adopt(self, ranks: dict[int, Rank], placement: Placement) -> None:
         for rank in placement.ranks:
@@ -135,7 +146,7 @@ class LaneConformance:
 
     def test_every_result_equals_the_dense_one_across_reconfigurations(self) -> None:
         ranks = self.group((0, 1, 3, 4))
-        addresses = [[b.data_ptr() for b in rank.lane.buffers().values()] for rank in ranks.values()]
+        addresses = [[b.data_ptr() for b in rank.lane.static.values()] for rank in ranks.values()]
         placement = place(SHAPE, (0, 3))
         placements = [placement]
         for target in ((0, 1, 3), (0, 1, 3, 4), (1, 3, 4), (1, 4)):
@@ -148,7 +159,7 @@ class LaneConformance:
             for _ in range(2):
                 self.check(ranks, placement.ranks, epoch, step)
                 step += 1
-        assert addresses == [[b.data_ptr() for b in rank.lane.buffers().values()] for rank in ranks.values()]
+        assert addresses == [[b.data_ptr() for b in rank.lane.static.values()] for rank in ranks.values()]
 
     def test_a_step_that_a_rank_missed_names_it_and_survivors_retry_it(self) -> None:
         ranks = self.group((0, 1, 2))
@@ -188,26 +199,33 @@ class LaneConformance:
         self.adopt(ranks, placement.without({2}))
         self.check(ranks, (0, 1), 2, 1)
 
-    def test_what_does_not_fit_is_refused(self) -> None:
+    def test_an_announcement_reaches_a_rank_that_takes_no_part(self) -> None:
+        ranks = self.group((0, 1, 2))
+        self.adopt(ranks, place(SHAPE, (0, 1)))
+        joiner = ranks[2].lane
+        assert joiner.overheard() == {}
+        ranks[0].lane.announce(2, ranks[0].peers[2], 7, (4, 0, 0, 12))
+        heard: dict[int, Note] = {}
+
+        def arrived() -> bool:
+            ranks[0].transport.poll()
+            heard.update(joiner.overheard())
+            return bool(heard)
+
+        wait_until(ranks[2].transport, arrived, SECONDS, lambda: "rank 0")
+        assert heard == {0: (4, 0, 0, 12)}
+        assert joiner.overheard() == {}
+        self.check(ranks, (0, 1), 1, 0)
+
+    def test_an_expert_that_is_nowhere_is_named(self) -> None:
         ranks = self.group((0, 1))
-        placement = place(SHAPE, (0, 1))
-        self.adopt(ranks, placement.without({1}))
-        expert = placement.without({1}).missing()[0][1]
-        lane, board = ranks[0].lane, ranks[0].tables
-        for rows, experts, why in (
-            (1, [[expert, expert]], f"no rank holds experts [{expert}]"),
-            (LANE.tokens + 1, [[0, 1]] * (LANE.tokens + 1), "at most 7 tokens"),
-            (1, [[0, 1, 2]], "expected"),
-        ):
-            tokens, chosen = torch.zeros((rows, LANE.hidden), dtype=torch.float64), torch.tensor(experts)
-
-            def exchange(tokens: torch.Tensor = tokens, chosen: torch.Tensor = chosen) -> torch.Tensor:
-                return lane.exchange(
-                    1, 0, {}, board, 0, tokens, chosen, chosen.double(), ranks[0].run, SECONDS
-                )
-
-            message = raised(exchange)
-            assert why in message, message
+        alone = place(SHAPE, (0, 1)).without({1})
+        self.adopt(ranks, alone)
+        expert = alone.missing()[0][1]
+        batch = Batch(0, 1)
+        batch.experts[0] = expert
+        message = raised(lambda: ranks[0].exchange(batch, 1, 0, SECONDS, NO_NOTE))
+        assert f"no rank holds experts [{expert}" in message, message
 
 
 def warm(op: Op, peer: Transport) -> bool:

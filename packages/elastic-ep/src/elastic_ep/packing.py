@@ -1,0 +1,76 @@
+"""The tensor programs around an exchange, over static tensors: fit to be captured once and replayed while
+ranks come and go.
+
+Shapes never depend on who is there or on how many tokens there are. What is not sent, because it is padding
+or because no rank holds its expert, goes to a dump: one more slot than there are ranks, which nobody reads.
+"""
+
+import torch
+
+from elastic_ep.lane_shape import NOTE, LaneShape
+from elastic_ep.runner import Static
+
+
+def static_tensors(shape: LaneShape, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What the programs and the lane share.
+
+    Given to each exchange: ``tokens`` ``[T, hidden]``, ``experts`` and ``weights`` ``[T, top]`` (logical
+    experts, and what each counts), ``count`` (how many tokens there are) and ``turn``. It gives ``output``
+    ``[T, hidden]``. Between them lie ``in`` ``[ranks + 1, rows, hidden]`` with ``in_head`` (a note of 4,
+    then the slot of each row or -1), which the experts read, and ``results``, which they write.
+    """
+    ranks, rows, tokens = shape.max_ranks + 1, shape.rows, shape.tokens
+    whole = torch.int64
+    return {
+        "tokens": torch.zeros((tokens, shape.hidden), dtype=dtype),
+        "experts": torch.zeros((tokens, shape.top), dtype=whole),
+        "weights": torch.zeros((tokens, shape.top), dtype=dtype),
+        "count": torch.zeros(1, dtype=whole),
+        "turn": torch.zeros(1, dtype=whole),
+        "homes": torch.full((tokens, shape.top), -1, dtype=whole),
+        "rows": torch.zeros((tokens, shape.top), dtype=whole),
+        "out": torch.zeros((ranks, rows, shape.hidden), dtype=dtype),
+        "out_head": torch.full((ranks, NOTE + rows), -1, dtype=whole),
+        "in": torch.zeros((ranks, rows, shape.hidden), dtype=dtype),
+        "in_head": torch.full((ranks, NOTE + rows), -1, dtype=whole),
+        "results": torch.zeros((ranks, rows, shape.hidden), dtype=dtype),
+        "back": torch.zeros((ranks, rows, shape.hidden), dtype=dtype),
+        "output": torch.zeros((tokens, shape.hidden), dtype=dtype),
+    }
+
+
+def pack(static: Static, shape: LaneShape, rank: int, slots: torch.Tensor, replicas: torch.Tensor) -> None:
+    """Sort tokens into the slots of the ranks that hold their experts.
+
+    ``slots`` ``[experts, ranks]`` and ``replicas`` ``[experts]`` are one layer's routing tables. Replicas
+    are taken in turn.
+    """
+    experts = static["experts"]
+    spread = torch.arange(experts.numel()).view_as(experts) + static["turn"] + rank
+    column = spread % replicas.to(torch.int64)[experts].clamp(min=1)
+    there = torch.arange(shape.tokens)[:, None] < static["count"]
+    homes = torch.where(there, slots.to(torch.int64)[experts, column], -1)
+    targets = _targets(homes, shape)
+    counted = torch.nn.functional.one_hot(targets.flatten(), shape.max_ranks + 1).cumsum(0) - 1
+    rows = counted.gather(1, targets.flatten()[:, None]).view_as(experts)
+    static["homes"].copy_(homes)
+    static["rows"].copy_(rows)
+    static["out"][targets, rows] = static["tokens"][:, None, :].expand(-1, shape.top, -1)
+    head = static["out_head"][:, NOTE:]
+    head.fill_(-1)
+    head[targets, rows] = homes % shape.slots
+    static["in"][rank].copy_(static["out"][rank])
+    static["in_head"][rank, NOTE:].copy_(head[rank])
+
+
+def unpack(static: Static, shape: LaneShape) -> None:
+    """For each token the weighted sum over its experts, added in order."""
+    parts = static["back"][_targets(static["homes"], shape), static["rows"]]
+    total = torch.zeros_like(static["output"])
+    for nth in range(shape.top):
+        total = total + static["weights"][:, nth, None] * parts[:, nth]
+    static["output"].copy_(total)
+
+
+def _targets(homes: torch.Tensor, shape: LaneShape) -> torch.Tensor:
+    return torch.where(homes < 0, shape.max_ranks, homes // shape.slots)

@@ -1,0 +1,199 @@
+"""Preparing a stage in the background, while the rank serves or waits to join: connect and warm up, pull
+weights, make the new tables, capture."""
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from elastic_ep.errors import DeadlineError, FencedError
+from elastic_ep.placement import Placement
+from elastic_ep.routing import RoutingTables, tables
+from elastic_ep.service import Service
+from elastic_ep.staging import Copy, Stage
+from elastic_ep.transport import Op, Span, Transport, size_of
+from elastic_ep.wire import Ballot
+
+NAP = 0.0005
+"""Seconds between looks at a transfer; the rank's main thread polls the transport."""
+
+
+@attrs.frozen
+class Preparation:
+    """What came of preparing: peers that were connected to, and the tables of the stage's placement."""
+
+    ballot: Ballot
+    placement: Placement
+    peers: dict[int, str]
+    tables: RoutingTables | None
+    seconds: float
+    why: str = ""
+
+
+class Preparer:
+    """One rank's background work, one stage at a time, in a thread.
+
+    A joiner's has the priority ``niceness``; one of a rank that serves has that of the rank, since a thread
+    that holds the interpreter and is not let run would hold up the serving one.
+    ``contents[layer, slot]`` is the expert whose weights lie there. ``capture`` is called for a joiner, when
+    its weights are there; ``done`` at the end, in the thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        service: Service,
+        transport: Transport,
+        capture: Callable[[], None],
+        done: Callable[[Preparation], None],
+        seconds: float,
+        niceness: int,
+    ) -> None:
+        self.contents: dict[tuple[int, int], int] = {}
+        self._rank = rank
+        self._service = service
+        self._transport = transport
+        self._capture = capture
+        self._done = done
+        self._seconds = seconds
+        self._niceness = niceness
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._reads: list[Op] = []
+
+    def start(
+        self,
+        ballot: Ballot,
+        stage: Stage,
+        cards: Iterable[tuple[int, bytes]],
+        known: dict[int, str],
+        joins: bool,
+    ) -> None:
+        """Begin, once an earlier preparation has ended. ``known`` are the peers that are connected."""
+        earlier, self._cancelled = self._thread, threading.Event()
+        work = _Work(stage, tuple(cards), dict(known), joins, self._cancelled)
+
+        def run() -> None:
+            if earlier is not None:
+                earlier.join()
+            if joins:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+            began, why, made = time.monotonic(), "", None
+            try:
+                made = self._prepare(work)
+            except Exception as error:  # noqa: BLE001 - whatever a model or a compiler raises fails the stage
+                why = f"{type(error).__name__}: {error}"
+            seconds = time.monotonic() - began
+            self._done(Preparation(ballot, stage.placement, work.new, made, seconds, why))
+
+        self._thread = threading.Thread(target=run, name="prepare", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, so that others may write the slots."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def load(self, layer: int, expert: int, slot: int) -> None:
+        """Bring an expert into a slot from outside the group."""
+        self.contents.pop((layer, slot), None)
+        self._service.load_expert(layer, expert, slot)
+        self.contents[layer, slot] = expert
+
+    def _prepare(self, work: "_Work") -> RoutingTables:
+        self._settle_reads(work)
+        ops = []
+        for rank, card in work.cards:
+            if rank != self._rank and rank not in work.known:
+                ops.append(self._transport.connect(card))
+                work.new[rank] = ops[-1].peer
+        self._wait(ops, work)
+        self._pull_dense(work)
+        self._pull_experts(work)
+        for load in work.stage.loads:
+            rank, slot = divmod(load.target, self._service.shape.slots)
+            if rank == self._rank:
+                self._check(work)
+                self.load(load.layer, load.expert, slot)
+        made = tables(work.stage.placement)
+        if work.joins:
+            self._capture()
+        return made
+
+    def _settle_reads(self, work: "_Work") -> None:
+        """Reads that were given up may land still: not into slots that are filled anew."""
+        while any(op.error is None and not op.done for op in self._reads):
+            self._check(work)
+            time.sleep(NAP)
+        self._reads = []
+
+    def _pull_dense(self, work: "_Work") -> None:
+        if not work.joins:
+            return
+        sources = [pull.source for pull in work.stage.dense if pull.joiner == self._rank]
+        if not sources:
+            self._service.load_dense()
+            return
+        names = {f"dense.{name}": size_of(tensor) for name, tensor in self._service.dense.items()}
+        self._read(sources[0], [Span(name, 0, name, 0, size) for name, size in names.items()], work)
+
+    def _pull_experts(self, work: "_Work") -> None:
+        by_source = defaultdict[int, list[Copy]](list)
+        for copy in work.stage.incoming(self._rank):
+            by_source[self._service.shape.rank_of(copy.source)].append(copy)
+        for source, copies in sorted(by_source.items()):
+            slots = {(copy.layer, copy.target % self._service.shape.slots): copy.expert for copy in copies}
+            for slot in slots:
+                self.contents.pop(slot, None)
+            self._read(source, [span for copy in copies for span in self._spans(copy)], work)
+            self.contents |= slots
+
+    def _spans(self, copy: Copy) -> Iterable[Span]:
+        shape = self._service.shape
+        for name, tensor in self._service.experts.items():
+            size = size_of(tensor[0, 0])
+            here, there = (
+                (copy.layer * shape.slots + physical % shape.slots) * size
+                for physical in (copy.target, copy.source)
+            )
+            yield Span(f"experts.{name}", here, f"experts.{name}", there, size)
+
+    def _read(self, source: int, spans: list[Span], work: "_Work") -> None:
+        peers = work.known | work.new
+        op = self._transport.read(peers[source], spans)
+        self._reads.append(op)
+        self._wait([op], work)
+
+    def _wait(self, ops: list[Op], work: "_Work") -> None:
+        deadline = time.monotonic() + self._seconds
+        while not all(op.done for op in ops):
+            for op in ops:
+                if op.error is not None:
+                    raise op.error
+            self._check(work)
+            if time.monotonic() > deadline:
+                late = sorted(op.peer for op in ops if not op.done)
+                raise DeadlineError(f"after {self._seconds} s still waiting for {late}")
+            time.sleep(NAP)
+
+    def _check(self, work: "_Work") -> None:
+        if work.cancelled.is_set():
+            raise FencedError("the preparation was cancelled")
+
+
+@attrs.define
+class _Work:
+    """One stage under preparation; ``new`` are the peers connected to so far."""
+
+    stage: Stage
+    cards: tuple[tuple[int, bytes], ...]
+    known: dict[int, str]
+    joins: bool
+    cancelled: threading.Event
+    new: dict[int, str] = attrs.Factory(dict)

@@ -1,0 +1,266 @@
+"""A rank's process: the serving loop, and what its machine asks for.
+
+Three threads. The main one serves, switches the tables and polls the transport when it does not serve; all
+transitions of the machine happen in it. One prepares in the background. One keeps the link to the
+coordinator and says that this rank lives.
+"""
+
+import functools
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterable
+
+from elastic_ep.codec import decode, encode
+from elastic_ep.errors import FencedError, ServeError, TransportError
+from elastic_ep.lane import NO_NOTE, Lane, Note, flag_of
+from elastic_ep.links import Link
+from elastic_ep.member import (
+    Apply,
+    Boundary,
+    CancelPrepare,
+    Completed,
+    Exit,
+    Flip,
+    Heard,
+    Interrupt,
+    Keep,
+    LeaseDue,
+    MemberAction,
+    MemberEvent,
+    MemberPhase,
+    Overdue,
+    PrepareEnded,
+    Run,
+    StartPrepare,
+    Tell,
+    act,
+    join,
+)
+from elastic_ep.placement import EMPTY, Placement
+from elastic_ep.prepare import Preparation, Preparer
+from elastic_ep.rendezvous import Rendezvous
+from elastic_ep.routing import RoutingTables, tables
+from elastic_ep.runner import Runner
+from elastic_ep.seat import Seat, find_director
+from elastic_ep.service import Flipped, Readied, Service, Stepped
+from elastic_ep.step import Step
+from elastic_ep.transport import Transport
+from elastic_ep.wire import Ballot, CommitAt, Fence, Hello, Message
+
+IDLE = 0.0002
+"""Seconds between polls of a rank that does not serve."""
+
+
+def run_rank(
+    seat: Seat,
+    build: Callable[[int], Service],
+    make_transport: Callable[[str], Transport],
+    make_runner: Callable[[], Runner],
+) -> None:
+    """Serve as this rank until it leaves. ``build`` makes the model of a rank; transports get a name that no
+    other process ever has."""
+    transport = make_transport(f"{seat.rank}.{uuid.uuid4().hex}")
+    Rank(seat, build(seat.rank), transport, make_runner).serve()
+
+
+class Rank:
+    """One rank's machine and everything it moves."""
+
+    def __init__(
+        self, seat: Seat, service: Service, transport: Transport, make_runner: Callable[[], Runner]
+    ) -> None:
+        self.seat = seat
+        self.service = service
+        self.transport = transport
+        self.lane = Lane(transport, seat.rank, service.lane, service.dtype)
+        for part, tensors in (("dense", service.dense), ("experts", service.experts)):
+            for name, tensor in tensors.items():
+                transport.register(f"{part}.{name}", tensor)
+        self.tables = RoutingTables(service.shape)
+        self.step = Step(service, self.lane, self.tables, make_runner)
+        ballot = seat.ballot
+        hello = Hello(ballot.epoch, ballot.attempt, seat.rank, service.fingerprint, transport.card())
+        self.member = join(hello)
+        self.peers: dict[int, str] = {}
+        self._inbox: queue.SimpleQueue[Message | Preparation] = queue.SimpleQueue()
+        self._fence = ballot
+        self._stuck: tuple[Ballot, float] | None = None
+        self._prepared: Preparation | None = None
+        self._preparer = Preparer(
+            seat.rank,
+            service,
+            transport,
+            self.step.capture,
+            self._inbox.put,
+            seat.patience.give_up,
+            seat.niceness,
+        )
+        rendezvous = Rendezvous.join(seat.meeting)
+        find = functools.partial(find_director, rendezvous)
+        self._link = Link(find, tuple, self._beat, self._deliver, seat.patience.beat)
+        self._leaves = False
+
+    def serve(self) -> None:
+        """Until it has left. Raises ServeError if it cannot go on, and whatever the model raises."""
+        self._link.start()
+        while not self._leaves:
+            self._listen()
+            if self._waits_for_a_fence():
+                self._idle()
+                continue
+            self._event(Boundary())
+            if not self.member.serves:
+                self._idle()
+        self._link.close()
+        self.transport.close()
+
+    # What happens
+
+    def _listen(self) -> None:
+        while not self._inbox.empty():
+            came = self._inbox.get()
+            if isinstance(came, Preparation):
+                self._preparation_ended(came)
+            else:
+                self._event(Heard(came))
+        if not self.member.serves:
+            for note in self.lane.overheard().values():
+                self._event(Heard(CommitAt(*note)))
+
+    def _preparation_ended(self, came: Preparation) -> None:
+        self.service.seen(Readied(came.ballot.epoch, time.monotonic(), came.seconds, came.why))
+        self._event(PrepareEnded(came.ballot, came.why))
+        if self.member.phase == MemberPhase.PREPARED and self.member.ballot == came.ballot:
+            self._prepared = came
+            self.peers |= came.peers
+        else:
+            for peer in came.peers.values():
+                self.transport.disconnect(peer)
+
+    def _waits_for_a_fence(self) -> bool:
+        """A step that failed cannot be completed: a fence will say with whom it is run again."""
+        if self._stuck is None or self._stuck[0] != self.member.ballot:
+            return False
+        patience = self.seat.patience.give_up
+        if time.monotonic() - self._stuck[1] > patience:
+            raise ServeError(f"rank {self.seat.rank} heard nothing for {patience} s after its step failed")
+        return True
+
+    def _idle(self) -> None:
+        self.transport.poll()
+        time.sleep(IDLE)
+
+    def _event(self, event: MemberEvent) -> None:
+        self.member, actions = act(self.member, event)
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: MemberAction) -> None:
+        match action:
+            case Tell(message):
+                self._link.send(encode(message))
+            case StartPrepare(ballot, stage, cards):
+                self._preparer.start(ballot, stage, cards, self.peers, joins=self.member.serving is None)
+            case CancelPrepare():
+                self._preparer.cancel()
+            case Flip(epoch, placement):
+                self._flip(epoch, placement)
+            case Run():
+                self._run(action)
+            case Apply(step):
+                self.service.apply(step)
+            case Keep(ranks):
+                self._keep(ranks)
+            case Exit():
+                self._leaves = True
+            case Interrupt():
+                """The step has ended already: its waits ask whether a fence was heard."""
+
+    # What it asks for
+
+    def _flip(self, epoch: int, placement: Placement) -> None:
+        began = time.monotonic()
+        self._reload(placement)
+        ready = self._prepared
+        made = ready.tables if ready is not None and ready.placement == placement else None
+        self.tables.write(tables(placement) if made is None else made)
+        if not self.step.in_place:
+            self.step.capture()
+        self.step.check()
+        now = time.monotonic()
+        self.service.seen(Flipped(epoch, placement, now, now - began, self.step.captures))
+
+    def _reload(self, placement: Placement) -> None:
+        """Slots that are routed to from now on and hold something else: their experts were lost."""
+        held = self._preparer.contents
+        wanted = {
+            (layer, slot): expert
+            for layer in range(placement.shape.layers)
+            for slot, expert in enumerate(placement.row(layer, self.seat.rank))
+            if expert not in (EMPTY, held.get((layer, slot)))
+        }
+        if wanted:
+            self._preparer.settle()
+            for (layer, slot), expert in wanted.items():
+                self._preparer.load(layer, expert, slot)
+
+    def _run(self, run: Run) -> None:
+        assert self.member.placement is not None
+        others = [rank for rank in self.member.placement.ranks if rank != self.seat.rank]
+        peers = {rank: self.peers[rank] for rank in others}
+        note = NO_NOTE if run.announce is None else _note(run.announce)
+        for rank in run.also:
+            self.lane.announce(rank, self.peers[rank], flag_of(run.epoch, run.step), note)
+        try:
+            notes = self.step.run(run.epoch, run.step, peers, self.seat.patience.give_up, self._watch(), note)
+        except FencedError:
+            return
+        except TransportError as error:
+            self._stuck = self.member.ballot, time.monotonic()
+            self._suspect(self.lane.late, str(error))
+            return
+        for heard in notes.values():
+            self._event(Heard(CommitAt(*heard)))
+        self.service.seen(Stepped(run.epoch, run.step, time.monotonic()))
+        self._event(Completed(run.epoch, run.step))
+
+    def _watch(self) -> Callable[[], bool]:
+        """Whether the running step is fenced; asked all the while it waits. Says now and then who is late."""
+        patience = self.seat.patience.suspect
+        due = time.monotonic() + patience
+
+        def fenced() -> bool:
+            nonlocal due
+            if time.monotonic() > due:
+                due += patience
+                self._suspect(self.lane.late, f"late by {patience} s or more")
+            return self._fence > self.member.ballot
+
+        return fenced
+
+    def _suspect(self, ranks: Iterable[int], why: str) -> None:
+        for rank in ranks:
+            self._event(Overdue(rank, why))
+
+    def _keep(self, ranks: tuple[int, ...]) -> None:
+        for rank in sorted(set(self.peers) - set(ranks)):
+            self.transport.disconnect(self.peers.pop(rank))
+            self.lane.forget(rank)
+
+    # In the link's thread
+
+    def _beat(self) -> list[bytes]:
+        """The machine is only read here: to say that it lives changes nothing in it."""
+        _, actions = act(self.member, LeaseDue())
+        return [encode(action.message) for action in actions if isinstance(action, Tell)]
+
+    def _deliver(self, data: bytes) -> None:
+        message = decode(data)
+        if isinstance(message, Fence):
+            self._fence = max(self._fence, message.ballot)
+        self._inbox.put(message)
+
+
+def _note(announced: CommitAt) -> Note:
+    return announced.epoch, announced.attempt, announced.sender, announced.at

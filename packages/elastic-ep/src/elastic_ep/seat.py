@@ -1,0 +1,50 @@
+"""What the processes of a group are given at their start, and how they find the coordinator."""
+
+import attrs
+
+from elastic_ep.links import Address
+from elastic_ep.rendezvous import Meeting, Rendezvous
+from elastic_ep.wire import Ballot
+
+DIRECTOR = "director address"
+
+
+@attrs.frozen
+class Patience:
+    """Seconds. ``lease``: how long a process may be silent before it is taken to hang; it speaks every
+    ``beat``.
+
+    ``prepare``: how long a stage may take to prepare. ``suspect``: how long a rank waits for another before
+    it says so. ``give_up``: how long it waits at all, for a step or for word of what became of it.
+    """
+
+    lease: float = 1.0
+    beat: float = 0.1
+    prepare: float = 120.0
+    suspect: float = 0.5
+    give_up: float = 60.0
+
+
+@attrs.frozen
+class Seat:
+    """A rank's process: who it is, where the others are found, and the niceness at which it prepares to
+    join."""
+
+    rank: int
+    ballot: Ballot
+    meeting: Meeting
+    patience: Patience
+    niceness: int = 0
+
+
+def publish_director(rendezvous: Rendezvous, address: Address) -> None:
+    rendezvous.publish(DIRECTOR, f"{address[0]}:{address[1]}".encode())
+
+
+def find_director(rendezvous: Rendezvous) -> Address | None:
+    """Where the coordinator listens, if there is one."""
+    found = rendezvous.look(DIRECTOR)
+    if found is None:
+        return None
+    host, _, port = found.decode().rpartition(":")
+    return host, int(port)

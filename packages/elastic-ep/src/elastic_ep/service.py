@@ -1,0 +1,94 @@
+"""What a rank serves: the one interface that a model brings."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import attrs
+import torch
+
+from elastic_ep.lane_shape import LaneShape
+from elastic_ep.placement import Placement, Shape
+from elastic_ep.runner import Static
+
+
+class Service(Protocol):
+    """One rank's model and its work.
+
+    Tensors are made once and written in place ever after: their addresses are captured. All ranks of a
+    group have the same ``fingerprint``: it names the model, its shapes and its numerics.
+    """
+
+    shape: Shape
+    lane: LaneShape
+    dtype: torch.dtype
+    fingerprint: str
+
+    dense: Mapping[str, torch.Tensor]
+    """What every rank holds whole; a joiner reads it from a rank that serves."""
+
+    experts: Mapping[str, torch.Tensor]
+    """``[layers, slots, ...]`` each: the weights in this rank's slots."""
+
+    state: Mapping[str, torch.Tensor]
+    """What else its programs read and write."""
+
+    def load_dense(self) -> None:
+        """Fill ``dense`` from outside the group: nobody serves yet."""
+
+    def load_expert(self, layer: int, expert: int, slot: int) -> None:
+        """Bring an expert into a slot from outside the group: no rank holds it."""
+
+    def begin(self, step: int) -> None:
+        """Bring in the inputs of a step; the same again if it is run again. Called outside of programs."""
+
+    def before(self, static: Static, layer: int) -> None:
+        """Program: ``tokens``, ``experts``, ``weights`` and ``count`` for this layer's exchange."""
+
+    def run_experts(self, static: Static, layer: int) -> None:
+        """Program: rows ``in`` through the experts in the slots that ``in_head`` names, into ``results``.
+
+        Rows whose slot is -1 may become anything.
+        """
+
+    def after(self, static: Static, layer: int) -> None:
+        """Program: take up ``output``."""
+
+    def apply(self, step: int) -> None:
+        """The step is complete everywhere it matters: give its results out. Once for each step."""
+
+    def seen(self, record: "Seen") -> None:
+        """Something worth counting happened; called between steps, so be quick."""
+
+
+@attrs.frozen
+class Stepped:
+    """A step was completed; ``at`` is monotonic, in seconds."""
+
+    epoch: int
+    step: int
+    at: float
+
+
+@attrs.frozen
+class Flipped:
+    """The tables were switched, which took ``seconds``; ``captures`` is how many there were since the
+    start."""
+
+    epoch: int
+    placement: Placement
+    at: float
+    seconds: float
+    captures: int
+
+
+@attrs.frozen
+class Readied:
+    """A preparation ended; it failed if it says why."""
+
+    epoch: int
+    at: float
+    seconds: float
+    why: str
+
+
+Seen = Stepped | Flipped | Readied

@@ -1,0 +1,96 @@
+"""A step as captured programs with transfers between them: layer by layer, pack and send, run the experts,
+give back and unpack."""
+
+from collections.abc import Callable
+
+import torch
+
+from elastic_ep.errors import RunnerError
+from elastic_ep.lane import NO_NOTE, Lane, Note, Programs
+from elastic_ep.packing import pack, unpack
+from elastic_ep.routing import RoutingTables
+from elastic_ep.runner import Fingerprint, Program, Runner, Static
+from elastic_ep.service import Service
+
+
+class Step:
+    """The programs of all layers, each with its own runner, over one set of static tensors."""
+
+    def __init__(
+        self, service: Service, lane: Lane, tables: RoutingTables, make_runner: Callable[[], Runner]
+    ) -> None:
+        self._service = service
+        self._lane = lane
+        self._tables = tables
+        layers = range(service.shape.layers)
+        self._programs = [program for layer in layers for program in self._layer(layer)]
+        self._runners = [make_runner() for _ in self._programs]
+        replays = [runner.replay for runner in self._runners]
+        self._layers = [Programs(*replays[3 * layer : 3 * layer + 3]) for layer in layers]
+
+    @property
+    def static(self) -> dict[str, torch.Tensor]:
+        """Every tensor whose address the programs may hold."""
+        parts = {"dense": self._service.dense, "experts": self._service.experts, "state": self._service.state}
+        own = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+        tables = {"slots": self._tables.slots, "replicas": self._tables.replicas}
+        return own | {f"tables.{name}": t for name, t in tables.items()} | self._lane.static
+
+    @property
+    def in_place(self) -> bool:
+        return all(runner.in_place for runner in self._runners)
+
+    @property
+    def captures(self) -> int:
+        return max(runner.fingerprint().captures for runner in self._runners)
+
+    def fingerprint(self) -> Fingerprint:
+        return self._runners[0].fingerprint()
+
+    def capture(self) -> None:
+        """Record all programs; contents of the static tensors may change."""
+        static = self.static
+        for runner, program in zip(self._runners, self._programs, strict=True):
+            runner.capture(program, static)
+
+    def check(self) -> None:
+        """RunnerError if a static tensor was replaced or moved since the capture."""
+        held, now = self._runners[0].fingerprint().addresses, self.static
+        moved = [name for name, at in held if at.pointer != now[name].data_ptr()]
+        if moved:
+            raise RunnerError(
+                f"static tensors were replaced since capture: {moved}; write with copy_ instead"
+            )
+        self._runners[0].check()
+
+    def run(
+        self,
+        epoch: int,
+        step: int,
+        peers: dict[int, str],
+        seconds: float,
+        interrupted: Callable[[], bool],
+        note: Note = NO_NOTE,
+    ) -> dict[int, Note]:
+        """One step over all layers; the notes that came with it. Raises what `Lane.exchange` raises."""
+        self._service.begin(step)
+        for layer, programs in enumerate(self._layers):
+            turn = step * len(self._layers) + layer
+            self._lane.exchange(epoch, turn, peers, programs, seconds, interrupted, note)
+        return self._lane.notes()
+
+    def _layer(self, layer: int) -> tuple[Program, Program, Program]:
+        service, shape, rank = self._service, self._lane.shape, self._lane.rank
+
+        def send(static: Static) -> None:
+            service.before(static, layer)
+            pack(static, shape, rank, static["tables.slots"][layer], static["tables.replicas"][layer])
+
+        def experts(static: Static) -> None:
+            service.run_experts(static, layer)
+
+        def receive(static: Static) -> None:
+            unpack(static, shape)
+            service.after(static, layer)
+
+        return send, experts, receive
