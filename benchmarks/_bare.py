@@ -1,5 +1,7 @@
 """A worker for vLLM's own engine that does nothing: each step returns the same token for each request."""
 
+import os
+import time
 from typing import Any
 
 import torch
@@ -61,3 +63,12 @@ class BareWorker(WorkerBase):
 
     def synchronize_device(self) -> None:
         """Nothing is in flight."""
+
+
+class WaitingWorker(BareWorker):
+    """Waits in each step as long as a device would compute."""
+
+    def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput:
+        if scheduler_output.total_num_scheduled_tokens == len(scheduler_output.num_scheduled_tokens):
+            time.sleep(float(os.environ["TIMED_DEVICE_DECODE_MS"]) / 1e3)
+        return super().execute_model(scheduler_output)
