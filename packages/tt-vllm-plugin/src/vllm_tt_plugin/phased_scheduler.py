@@ -6,12 +6,13 @@ admits nobody. Hiding queues instead would mislead the watermark, the chunk thre
 preemption victims.
 """
 
-import logging
+import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from tt_scheduler import Phase, Work
-from vllm.outputs import RequestError
+from tt_scheduler import Phase, Work, cut, padded
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -21,7 +22,8 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.steady_decode import SteadyDecode
 
-logger = logging.getLogger("vllm.tt_plugin")
+SMALLEST_CHUNK = 128
+"""TT-Metal's models pad prompts to powers of two from here on."""
 
 
 class PhasedScheduler(AsyncScheduler):
@@ -38,32 +40,10 @@ class PhasedScheduler(AsyncScheduler):
         self._plans_ahead = bool(self.scheduler_config.async_scheduling)
         config = TTConfig.from_additional_config(self.vllm_config.additional_config)
         self._steady = SteadyDecode(self) if config.direct_decode else None
-        usable = (self.kv_cache_config.num_blocks - 1) * self.block_size
-        if usable < self.max_model_len:
-            logger.warning(
-                "The KV cache holds %d tokens ((%d blocks - 1) x %d), fewer than max_model_len %d: longer"
-                " prompts are refused, and a generation that fills the cache ends with reason 'length'.",
-                usable,
-                self.kv_cache_config.num_blocks,
-                self.block_size,
-                self.max_model_len,
-            )
-            self.max_model_len = usable
-
-    def add_request(self, request: Request) -> None:
-        super().add_request(request)
-        if request.num_prompt_tokens >= self.max_model_len:
-            # vLLM ends requests named here with an error in the next step. Left alone, this one would be
-            # tried for ever and hold up all behind it.
-            self.grammar_compile_error_reqs[request.request_id] = RequestError(
-                code="validation_error",
-                message=(
-                    f"The prompt has {request.num_prompt_tokens} tokens. The KV cache holds"
-                    f" {self.max_model_len} ({self.kv_cache_config.num_blocks} blocks of {self.block_size}"
-                    " tokens, one block being reserved), and the first generated token needs a place too."
-                    " Shorten the prompt, or start the server with a larger cache."
-                ),
-            )
+        self.chunk_sizes = chunk_sizes(self.max_num_scheduled_tokens)
+        self._watermark = self.kv_cache_manager.watermark_blocks
+        self._room: float | None = None
+        """Padded tokens that a prefill may still take while it is being scheduled."""
 
     def work(self) -> Work:
         """What this lane could run now."""
@@ -86,7 +66,7 @@ class PhasedScheduler(AsyncScheduler):
     ) -> SchedulerOutput:
         """vLLM's own scheduling, restricted to ``phase``; EMPTY only hands on what ended since.
 
-        ``most_tokens`` caps the tokens of a prefill, where prompts may be cut into chunks.
+        ``most_tokens`` caps the tokens of a prefill, counted as padded, where prompts may be cut into chunks.
         """
         if phase is Phase.DECODE and self._steady is not None:
             steady = self._steady.schedule()
@@ -100,23 +80,60 @@ class PhasedScheduler(AsyncScheduler):
         if passed_over or len(self.prev_step_scheduled_req_ids) != len(self.running):
             # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
             self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
-        limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
-        watermark = self.kv_cache_manager.watermark_blocks
-        if not prefill:
-            self.max_num_active_reqs = 0
-        elif most_tokens is not None and self.scheduler_config.enable_chunked_prefill:
-            self.max_num_scheduled_tokens = min(max(most_tokens, 0), self.max_num_scheduled_tokens)
-        if prefill:
-            # Prompts that are partly computed come to need these; whoever starts now must leave them free.
-            self.kv_cache_manager.watermark_blocks = watermark + self._inflight_prefill_reserved_blocks()
-        try:
+        with self._gates(prefill, most_tokens):
             output = super().schedule(throttle_prefills)
-        finally:
-            self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
-            self.kv_cache_manager.watermark_blocks = watermark
-        if prefill and not output.total_num_scheduled_tokens:
+        has_room = most_tokens is None or most_tokens >= self.chunk_sizes[0]
+        if prefill and has_room and not output.total_num_scheduled_tokens:
             self._stalled = self._stall_key()
         return output
+
+    @contextmanager
+    def _gates(self, prefill: bool, most_tokens: int | None) -> Iterator[None]:
+        """Limits that hold for one call of vLLM's scheduling."""
+        limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
+        if not prefill:
+            self.max_num_active_reqs = 0
+        elif self.scheduler_config.enable_chunked_prefill:
+            self._keep_blocks_free()
+            self._make_room(most_tokens)
+        try:
+            yield
+        finally:
+            self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
+            self.kv_cache_manager.watermark_blocks = self._watermark
+            self._room = None
+
+    def _keep_blocks_free(self) -> None:
+        """Whoever starts now must leave free what prompts that are partly computed come to need."""
+        reserved = self._inflight_prefill_reserved_blocks()
+        self.kv_cache_manager.watermark_blocks = self._watermark + reserved
+
+    def _make_room(self, most_tokens: int | None) -> None:
+        self._room = math.inf
+        if most_tokens is not None:
+            self._room = most_tokens
+            self.max_num_scheduled_tokens = max(0, min(most_tokens, self.max_num_scheduled_tokens))
+            self._admit_nobody_without_room()
+
+    def _admit_nobody_without_room(self) -> None:
+        if self._room is not None and self._room < self.chunk_sizes[0]:
+            self.max_num_active_reqs = 0
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """vLLM asks this last how much of a request to schedule: a chunk gets a warmed-up size here."""
+        if self._room is None or num_new_tokens < 1:
+            return num_new_tokens
+        left = request.num_tokens - num_computed_tokens
+        chunk = cut(left, num_new_tokens, self._room, self.chunk_sizes)
+        self._room -= padded(chunk, self.chunk_sizes)
+        if self.scheduler_config.long_prefill_token_threshold:
+            self._keep_blocks_free()  # others may have begun in this call
+        elif chunk < num_new_tokens:
+            self._room = 0  # a prompt is better finished before another is begun
+        self._admit_nobody_without_room()
+        return chunk
 
     @property
     def direct_steps(self) -> int:
@@ -175,3 +192,13 @@ def _may_start(request: Request) -> bool:
         waiting_for = request.structured_output_request
         return waiting_for is not None and waiting_for.grammar is not None
     return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def chunk_sizes(most_tokens: int) -> tuple[int, ...]:
+    """Powers of two from ``SMALLEST_CHUNK`` up to ``most_tokens``, or that alone if it is smaller."""
+    sizes = []
+    size = SMALLEST_CHUNK
+    while size <= most_tokens:
+        sizes.append(size)
+        size *= 2
+    return tuple(sizes) or (most_tokens,)

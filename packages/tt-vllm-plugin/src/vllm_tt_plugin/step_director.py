@@ -18,15 +18,13 @@ from tt_scheduler import (
     RowAccount,
     StepRecord,
     Work,
+    padded,
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.metrics import LaneCounts, StepMetrics
-from vllm_tt_plugin.phased_scheduler import PhasedScheduler
-
-SMALLEST_CHUNK = 128
-"""TT-Metal's models pad prompts to powers of two from here on."""
+from vllm_tt_plugin.phased_scheduler import PhasedScheduler, chunk_sizes
 
 
 @attrs.frozen
@@ -79,7 +77,7 @@ class StepDirector:
         if _is_empty(outputs):
             phase = Phase.EMPTY
         else:
-            self._note(phase, outputs, work, now)
+            self._note(phase, outputs, work, now, lanes[0].chunk_sizes)
         rows = self._account_rows(outputs)
         preempted = sum(len(output.preempted_req_ids or ()) for output in outputs)
         self.metrics.step(phase, len(rows), preempted, falls_back, work.gap_s)
@@ -110,7 +108,7 @@ class StepDirector:
         for offset in range(len(lanes)):
             index = (self._first_lane + offset) % len(lanes)
             outputs[index] = lanes[index].schedule_phase(choice.phase, budget, throttle_prefills)
-            budget -= outputs[index].total_num_scheduled_tokens
+            budget -= _padded_tokens(outputs[index], lanes[index].chunk_sizes)
         return [outputs[index] for index in range(len(lanes))]
 
     def _work(self, lanes: Sequence[PhasedScheduler], now: float) -> Work:
@@ -126,10 +124,20 @@ class StepDirector:
             waited_s=max(work.waited_s for work in works),
         )
 
-    def _note(self, phase: Phase, outputs: Sequence[SchedulerOutput], work: Work, now: float) -> None:
-        tokens = sum(output.total_num_scheduled_tokens for output in outputs)
+    def _note(
+        self,
+        phase: Phase,
+        outputs: Sequence[SchedulerOutput],
+        work: Work,
+        now: float,
+        sizes: Sequence[int],
+    ) -> None:
         prefill = phase is Phase.PREFILL
-        record = StepRecord(phase, prefill_tokens=tokens * prefill, decode_rows=tokens * (not prefill))
+        record = StepRecord(
+            phase,
+            prefill_tokens=sum(_padded_tokens(output, sizes) for output in outputs) if prefill else 0,
+            decode_rows=0 if prefill else sum(output.total_num_scheduled_tokens for output in outputs),
+        )
         self.policy.ran(record, work)
         self._running.append(_Running(record, now, made_decodes_wait=prefill and bool(work.decodes)))
 
@@ -156,6 +164,11 @@ def _is_empty(outputs: Sequence[SchedulerOutput]) -> bool:
     return not any(output.total_num_scheduled_tokens for output in outputs)
 
 
+def _padded_tokens(output: SchedulerOutput, sizes: Sequence[int]) -> int:
+    """The tokens that a device computes for the chunks of a prefill."""
+    return sum(padded(tokens, sizes) for tokens in output.num_scheduled_tokens.values())
+
+
 def _carry_on(tried: SchedulerOutput, output: SchedulerOutput) -> None:
     """Keep in ``output`` what a call that scheduled nothing had told: vLLM tells it only once."""
     output.finished_req_ids = tried.finished_req_ids | output.finished_req_ids
@@ -175,13 +188,3 @@ def phase_policy(config: TTConfig, can_resume_prefill: bool, most_tokens: int) -
     if name == "bounded_gap":
         return BoundedGap(config.target_itl_ms / 1e3, chunk_sizes(most_tokens))
     return PrefillFirst()
-
-
-def chunk_sizes(most_tokens: int) -> tuple[int, ...]:
-    """Powers of two from ``SMALLEST_CHUNK`` on, and ``most_tokens`` itself."""
-    sizes = []
-    size = SMALLEST_CHUNK
-    while size < most_tokens:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, most_tokens)
