@@ -20,7 +20,8 @@ class Told:
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = attrs.field(factory=list)
-    blocks: list[int] = attrs.field(factory=list)
+    blocks: tuple[list[int], ...] = ()
+    """By KV cache group."""
     computed: int = 0
     row: int | None = None
     seen: bool = False
@@ -42,6 +43,8 @@ class Planner:
     capacity: int
     num_blocks: int
     v2: bool = False
+    groups: int = 1
+    """KV cache groups that share the blocks. Nothing falls out of a window here."""
     rows: RowAccount = attrs.field(init=False)
     free_blocks: list[int] = attrs.field(init=False)
     finished: set[str] = attrs.field(factory=set, init=False)
@@ -62,8 +65,9 @@ class Planner:
         request.computed = 0
 
     def _release(self, request: Told) -> None:
-        self.free_blocks += request.blocks
-        request.blocks = []
+        for blocks in request.blocks:
+            self.free_blocks += blocks
+        request.blocks = ()
         self.rows.release(request.name)
         request.row = None
 
@@ -78,15 +82,14 @@ class Planner:
                 request.computed = hit
                 request.row = rows[request.name] = self.rows.take(request.name)
             end = request.computed + count
-            fresh = [self.free_blocks.pop() for _ in range(-(-end // BLOCK) - len(request.blocks))]
-            request.blocks += fresh
+            fresh = self._allocate(request, -(-end // BLOCK))
             if starts and (self.v2 or not request.seen):
                 new.append(self._as_new(request))
             else:
                 if starts:
                     cached.resumed_req_ids.add(request.name)
                 cached.req_ids.append(request.name)
-                cached.new_block_ids.append((fresh,) if fresh or starts else None)
+                cached.new_block_ids.append(fresh if fresh[0] or starts else None)
                 cached.num_computed_tokens.append(request.computed)
                 cached.num_output_tokens.append(len(request.output))
             request.seen = True
@@ -95,6 +98,13 @@ class Planner:
             request.computed += count
         return plan
 
+    def _allocate(self, request: Told, wanted: int) -> tuple[list[int], ...]:
+        request.blocks = request.blocks or tuple([] for _ in range(self.groups))
+        fresh = tuple([self.free_blocks.pop() for _ in range(wanted - len(held))] for held in request.blocks)
+        for held, new in zip(request.blocks, fresh, strict=True):
+            held += new
+        return fresh
+
     def _as_new(self, request: Told) -> NewRequestData:
         return NewRequestData(
             req_id=request.name,
@@ -102,7 +112,7 @@ class Planner:
             mm_features=[],
             sampling_params=request.sampling,
             pooling_params=None,
-            block_ids=(list(request.blocks),),
+            block_ids=tuple(list(blocks) for blocks in request.blocks),
             num_computed_tokens=request.computed,
             lora_request=None,
             prefill_token_ids=request.tokens if self.v2 else None,

@@ -8,18 +8,16 @@ import pytest
 import torch
 from tt_registry import Capabilities
 from tt_sampling import ReloadCommands, TTSamplingParams
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm_tt_plugin.adapter import Adapter, DecodeInputs, DeviceSampling, PrefillInputs, StepResult
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
-from vllm_tt_plugin.kv_cache import KVCacheShape
+from vllm_tt_plugin.kv_cache import LayerCache
 from vllm_tt_plugin.mesh import HostMesh
 
 from .conftest import MakeConfig, with_lanes
 from .strict_adapters import VOCAB, HostSampled, KeywordOnly, Language, Version0, Version1, logits
 
-SHAPE = KVCacheShape(kv_heads=2, block_size=4, head_size=8, dtype=torch.bfloat16, num_layers=3)
-BLOCKS = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=[])
+LAYERS = [LayerCache((10, 2, 4, 8), torch.bfloat16, tensor_index=index) for index in range(3)]
 CLASSES: list[type[Language]] = [HostSampled, Version0, Version1]
 
 PREFILL = {"tokens", "page_table", "kv_cache", "enable_trace", "prompt_lens", "start_pos", "empty_slots"}
@@ -33,7 +31,7 @@ def adapter(cls: type[Language], lanes: int = 1, **settings: Any) -> Adapter:
     capabilities = Capabilities.from_class(cls)
     mesh = HostMesh.open((1, 1))
     made = Adapter(model, capabilities, mesh, TTConfig.parse(settings), max_rows=4, lanes=lanes)
-    made.allocate(SHAPE, BLOCKS, page_table_width=5)
+    made.allocate(LAYERS, page_table_width=5)
     return made
 
 
@@ -302,7 +300,7 @@ def test_loading_and_allocation(make_config: MakeConfig, cls: type[Language]) ->
     hf_config = config.model_config.hf_config
     assert made.model.loaded_with == (hf_config, mesh.device, 8, 128, 2, "accuracy")
     assert (made.max_rows, made.lanes) == (8, 2)
-    made.allocate(SHAPE, BLOCKS, page_table_width=5)
+    made.allocate(LAYERS, page_table_width=5)
     assert made.model.allocated == ((10, 2, 4, 8), torch.bfloat16, 3)
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import torch
 from tt_scheduler import Phase
 from vllm_tt_plugin.batch import DecodeBatch, histories, prefill_inputs
+from vllm_tt_plugin.kv_cache import PageTables
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
 from .plans import Planner, Told, greedy
@@ -25,7 +26,7 @@ def three_decoding() -> tuple[RequestTable, list[RequestState]]:
 
 def test_rows_are_sparse_and_the_rest_is_neutral() -> None:
     table, states = three_decoding()
-    batch = DecodeBatch(ROWS, WIDTH)
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
     batch.write_blocks(states)
     assert batch.follow(NAMES, table) is True
     inputs = batch.inputs(ROWS)
@@ -35,18 +36,19 @@ def test_rows_are_sparse_and_the_rest_is_neutral() -> None:
     for row in (0, 1, 3):
         state = table.by_row[row]
         assert state is not None
-        assert inputs.page_table[row].tolist() == state.blocks + [0] * (WIDTH - len(state.blocks))
-    assert batch.rows == [0, 1, 3]
-    assert batch.states == states
-    assert batch.index == {"r0": 0, "r1": 1, "r3": 2}
+        assert inputs.page_table[row].tolist() == state.blocks[0] + [0] * (WIDTH - len(state.blocks[0]))
+    assert batch.decoding.rows == [0, 1, 3]
+    assert batch.decoding.states == states
+    assert batch.decoding.index == {"r0": 0, "r1": 1, "r3": 2}
     assert [tensor.shape[0] for tensor in (batch.inputs(4).tokens, batch.inputs(4).page_table)] == [4, 4]
 
 
 def test_advance_moves_only_rows_that_decode() -> None:
     table, _ = three_decoding()
-    batch = DecodeBatch(ROWS, WIDTH)
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
     batch.follow(NAMES, table)
-    batch.advance(np.array([5, 6, 7]))
+    batch.submitted()
+    assert batch.sampled(batch.decoding, np.array([5, 6, 7])) == [5, 6, 7]
     inputs = batch.inputs(ROWS)
     assert inputs.tokens.tolist() == [[5], [6], [0], [7], [0]]
     assert inputs.start_pos.tolist() == [2, 3, -1, 5, -1]
@@ -56,7 +58,7 @@ def test_advance_moves_only_rows_that_decode() -> None:
 
 def test_a_smaller_set_of_decodes_is_a_change() -> None:
     table, _ = three_decoding()
-    batch = DecodeBatch(ROWS, WIDTH)
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
     batch.follow(NAMES, table)
     assert batch.follow(NAMES[1:], table) is True
     assert batch.inputs(ROWS).start_pos.tolist() == [-1, 2, -1, 4, -1]
@@ -65,7 +67,7 @@ def test_a_smaller_set_of_decodes_is_a_change() -> None:
 def test_a_request_that_came_back_is_written_anew() -> None:
     """The same names in the same order, but preempted and resumed by a prefill in between."""
     table, planner, request = RequestTable(ROWS), Planner(ROWS, 40), Told("r0", [1, 2], greedy())
-    batch = DecodeBatch(ROWS, WIDTH)
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
     table.apply(planner.step(Phase.PREFILL, [(request, 2)]))
     table["r0"].computed = 2
     table["r0"].output.append(8)
@@ -82,26 +84,27 @@ def test_a_request_that_came_back_is_written_anew() -> None:
 
 def test_what_was_handed_out_never_changes() -> None:
     table, states = three_decoding()
-    batch = DecodeBatch(ROWS, WIDTH)
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
     batch.write_blocks(states)
     batch.follow(NAMES, table)
     given = batch.inputs(ROWS)
     kept = [tensor.clone() for tensor in (given.tokens, given.start_pos, given.page_table)]
-    states[0].blocks.append(33)
+    states[0].blocks[0].append(33)
     batch.write_blocks([states[0]])
-    batch.advance(np.array([5, 6, 7]))
+    batch.submitted()
+    batch.sampled(batch.decoding, np.array([5, 6, 7]))
     batch.follow(NAMES[:1], table)
     for tensor, before in zip((given.tokens, given.start_pos, given.page_table), kept, strict=True):
         assert torch.equal(tensor, before)
-    assert batch.inputs(ROWS).page_table[0].tolist() == [*states[0].blocks, 0, 0]
+    assert batch.inputs(ROWS).page_table[0].tolist() == [*states[0].blocks[0], 0, 0]
 
 
 def test_a_shorter_block_list_leaves_nothing_behind() -> None:
     _, states = three_decoding()
-    batch = DecodeBatch(ROWS, WIDTH)
-    states[2].blocks = [7, 8, 9]
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
+    states[2].blocks = ([7, 8, 9],)
     batch.write_blocks([states[2]])
-    states[2].blocks = [5]
+    states[2].blocks = ([5],)
     batch.write_blocks([states[2]])
     assert batch.inputs(ROWS).page_table[3].tolist() == [5, 0, 0, 0]
 
@@ -112,7 +115,7 @@ def test_prefill_inputs_name_where_each_chunk_ends() -> None:
     table.apply(planner.step(Phase.PREFILL, [(a, 2), (b, 2)]))
     table["b"].output.append(9)
     table["a"].computed = 2
-    inputs = prefill_inputs([(table["a"], 3), (table["b"], 3)], WIDTH)
+    inputs = prefill_inputs([(table["a"], 3), (table["b"], 3)], PageTables(WIDTH), ROWS)
     assert inputs.tokens.tolist() == [[1, 2, 3, 4, 5], [7, 8, 9, 0, 0]]
     assert inputs.prompt_lens.tolist() == [5, 3]
     assert inputs.start_pos.tolist() == [2, 0]
@@ -120,7 +123,7 @@ def test_prefill_inputs_name_where_each_chunk_ends() -> None:
     assert [str(array.dtype) for array in (inputs.prompt_lens, inputs.start_pos)] == ["int64", "int32"]
     assert (inputs.tokens.dtype, inputs.page_table.dtype) == (torch.int32, torch.int32)
     assert inputs.page_table.shape == (2, WIDTH)
-    assert inputs.page_table[1].tolist() == [*table["b"].blocks, 0, 0, 0]
+    assert inputs.page_table[1].tolist() == [*table["b"].blocks[0], 0, 0, 0]
 
 
 def test_histories_are_padded_with_minus_one() -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -21,7 +22,7 @@ from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.host_sampling import HostSampler
-from vllm_tt_plugin.kv_cache import KVCacheShape
+from vllm_tt_plugin.kv_cache import LayerCache
 from vllm_tt_plugin.mesh import HostMesh
 from vllm_tt_plugin.requests import RequestTable
 from vllm_tt_plugin.runner import TTRunner
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 ROWS, NUM_BLOCKS = 4, 90
-
-
-class _Blocks:
-    num_blocks = NUM_BLOCKS
 
 
 class Rig:
@@ -53,8 +50,7 @@ class Rig:
         capabilities = Capabilities.from_class(cls)
         self.planner = Planner(ROWS, NUM_BLOCKS, v2)
         adapter = Adapter(cls(), capabilities, HostMesh.open((1, 1)), config, max_rows=ROWS, lanes=1)
-        shape = KVCacheShape.of(vllm_config, num_devices=1)
-        adapter.allocate(shape, _Blocks, page_table_width=20)  # type: ignore[arg-type]
+        adapter.allocate([LayerCache((NUM_BLOCKS, 1, BLOCK, 1), torch.bfloat16, 0)], page_table_width=20)
         adapter.decode_sizes = (1, 2)
         self.model: Any = adapter.model
         device = DeviceSampler.of(config, capabilities)

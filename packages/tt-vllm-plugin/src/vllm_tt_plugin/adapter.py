@@ -8,7 +8,7 @@ vocabulary.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,11 +17,10 @@ import numpy.typing as npt
 import torch
 from tt_registry import Capabilities
 from tt_sampling import ReloadCommands, TTSamplingParams
-from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
-from vllm_tt_plugin.kv_cache import KVCacheShape
+from vllm_tt_plugin.kv_cache import LayerCache, PageTables
 from vllm_tt_plugin.lanes import lanes_of
 from vllm_tt_plugin.mesh import Mesh
 
@@ -43,6 +42,8 @@ class PrefillInputs:
     """Tokens already in the cache ``[N]``."""
     empty_slots: list[int]
     """The row each request's state is written to."""
+    page_tables_per_layer: list[torch.Tensor] | None = None
+    """int32 ``[capacity, W]`` for each layer, where there are several KV cache groups."""
 
 
 @attrs.frozen
@@ -55,6 +56,8 @@ class DecodeInputs:
     """int32 ``[B]``."""
     page_table: torch.Tensor
     """int32 ``[B, W]``."""
+    page_tables_per_layer: list[torch.Tensor] | None = None
+    """int32 ``[capacity, W]`` for each layer, where there are several KV cache groups."""
 
 
 @attrs.frozen
@@ -98,7 +101,7 @@ class Adapter:
     max_rows: int
     lanes: int
     kv_cache: Any = None
-    page_table_width: int = 0
+    page_tables: PageTables = attrs.field(factory=lambda: PageTables(0))
     decode_sizes: tuple[int, ...] = ()
 
     @classmethod
@@ -127,12 +130,16 @@ class Adapter:
             model=model, capabilities=capabilities, mesh=mesh, config=config, max_rows=rows, lanes=lanes
         )
 
-    def allocate(self, shape: KVCacheShape, kv_cache: KVCacheConfig, page_table_width: int) -> None:
-        """Allocate the KV cache of ``kv_cache.num_blocks`` blocks."""
-        dimensions = (kv_cache.num_blocks, shape.kv_heads, shape.block_size, shape.head_size)
-        leading = {"shape": dimensions, "dtype": shape.dtype, "num_layers": shape.num_layers}
-        self.kv_cache = _call(self.model.allocate_kv_cache, leading)
-        self.page_table_width = page_table_width
+    def allocate(self, layers: Sequence[LayerCache], page_table_width: int) -> None:
+        """Allocate the KV cache: at once where all layers have the same, else layer by layer."""
+        if len({(layer.shape, layer.dtype, layer.group) for layer in layers}) == 1:
+            first = layers[0]
+            leading = {"shape": first.shape, "dtype": first.dtype, "num_layers": len(layers)}
+            self.kv_cache = _call(self.model.allocate_kv_cache, leading)
+        else:
+            specs = [(layer.shape, layer.dtype, layer.tensor_index) for layer in layers]
+            self.kv_cache = _call(self.model.allocate_kv_cache_per_layer, {"per_layer_specs": specs})
+        self.page_tables = PageTables.of(layers, page_table_width)
 
     def warm_up(self, can_sample_on_device: bool) -> None:
         """Two passes: compile every program, then capture traces. A program compiled after a capture could
@@ -149,7 +156,7 @@ class Adapter:
             self.model.warmup_model_decode(
                 kv_cache=self.kv_cache,
                 max_batch_size=self.max_rows,
-                num_blocks=self.page_table_width,
+                num_blocks=self.page_tables.width,
                 can_sample_on_device=can_sample_on_device,
                 enable_trace=decode_trace,
             )
@@ -164,7 +171,9 @@ class Adapter:
         return next((size for size in self.decode_sizes if size >= height), self.max_rows)
 
     def prefill(self, inputs: PrefillInputs, sampling: DeviceSampling | None) -> StepResult:
-        arguments: dict[str, Any] = {} if sampling is None else {"sampling_params": sampling.params}
+        arguments = _per_layer(inputs)
+        if sampling is not None:
+            arguments["sampling_params"] = sampling.params
         out = self.model.prefill_forward(
             tokens=inputs.tokens,
             page_table=inputs.page_table,
@@ -189,6 +198,7 @@ class Adapter:
             start_pos=inputs.start_pos,
             enable_trace=self.config.traces_decode,
             read_from_device=False,
+            **_per_layer(inputs),
             **self._decode_arguments(sampling, commands),
         )
         if _on_host(out):
@@ -235,6 +245,11 @@ def _call(method: Callable[..., Any], leading: Mapping[str, Any], **rest: Any) -
     by_position = [value for name, value in leading.items() if name not in keyword_only]
     by_keyword = {name: value for name, value in leading.items() if name in keyword_only}
     return method(*by_position, **by_keyword, **rest)
+
+
+def _per_layer(inputs: PrefillInputs | DecodeInputs) -> dict[str, Any]:
+    tables = inputs.page_tables_per_layer
+    return {} if tables is None else {"page_tables_per_layer": tables}
 
 
 def _on_host(out: Any) -> bool:

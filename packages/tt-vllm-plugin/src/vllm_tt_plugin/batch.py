@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_tt_plugin.adapter import DecodeInputs, PrefillInputs
+from vllm_tt_plugin.kv_cache import PageTables
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
 Tokens = npt.NDArray[np.integer[Any]]
@@ -41,24 +42,24 @@ class Decoding:
 class DecodeBatch:
     """Inputs of the next decode, row by row. Free rows and requests that are still in prefill hold -1."""
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, rows: int, page_tables: PageTables) -> None:
+        self._form = page_tables
         self._tokens = np.zeros((rows, 1), np.int32)
         self._positions = np.full(rows, -1, np.int32)
-        self._blocks = np.zeros((rows, width), np.int32)
-        self._page_table = torch.from_numpy(self._blocks.copy())
+        self._blocks = page_tables.empty(rows)
+        self._page_tables = list(torch.from_numpy(self._blocks.copy()))
         self._followed_changes = -1
         self.decoding = Decoding.of([])
 
     def write_blocks(self, changed: Sequence[RequestState]) -> None:
-        """Copy the block lists of ``changed`` into the page table."""
+        """Copy the block lists of ``changed`` into the page tables."""
         if not changed:
             return
         for state in changed:
             if state.row is not None:
-                self._blocks[state.row] = 0
-                self._blocks[state.row, : len(state.blocks)] = state.blocks
-        # A new tensor, so that what an adapter was given before never changes under it.
-        self._page_table = torch.from_numpy(self._blocks.copy())
+                _write_row(self._blocks, state.row, state)
+        # New tensors, so that what an adapter was given before never changes under it.
+        self._page_tables = list(torch.from_numpy(self._blocks.copy()))
 
     def follow(self, names: Iterable[str], requests: RequestTable) -> bool:
         """Make ``names`` the requests that decode. Returns whether anything changed but their last tokens."""
@@ -93,25 +94,39 @@ class DecodeBatch:
         return DecodeInputs(
             tokens=torch.from_numpy(self._tokens[:rows].copy()),
             start_pos=torch.from_numpy(self._positions[:rows].copy()),
-            page_table=self._page_table if rows == len(self._blocks) else self._page_table[:rows],
+            page_table=self._page_tables[0][:rows],
+            page_tables_per_layer=self._form.per_layer(self._page_tables),
         )
 
 
-def prefill_inputs(chunks: Sequence[tuple[RequestState, int]], width: int) -> PrefillInputs:
-    """Inputs for chunks, each a request and how many of its tokens to compute from where it stands."""
+def prefill_inputs(
+    chunks: Sequence[tuple[RequestState, int]], page_tables: PageTables, capacity: int
+) -> PrefillInputs:
+    """Inputs for chunks, each a request and how many of its tokens to compute from where it stands.
+
+    Page tables by layer have ``capacity`` rows, of which the first are those of the chunks.
+    """
     ends = [state.computed + count for state, count in chunks]
     tokens = np.zeros((len(chunks), max(ends)), np.int32)
-    page_table = np.zeros((len(chunks), width), np.int32)
+    blocks = page_tables.empty(capacity)
     for index, ((state, _), end) in enumerate(zip(chunks, ends, strict=True)):
         tokens[index, :end] = state.tokens(end)
-        page_table[index, : len(state.blocks)] = state.blocks
+        _write_row(blocks, index, state)
+    tables = list(torch.from_numpy(blocks))
     return PrefillInputs(
         tokens=torch.from_numpy(tokens),
-        page_table=torch.from_numpy(page_table),
+        page_table=tables[0][: len(chunks)],
         prompt_lens=np.array(ends, np.int64),
         start_pos=np.array([state.computed for state, _ in chunks], np.int32),
         empty_slots=[row_of(state) for state, _ in chunks],
+        page_tables_per_layer=page_tables.per_layer(tables),
     )
+
+
+def _write_row(tables: npt.NDArray[np.int32], row: int, state: RequestState) -> None:
+    for table, blocks in zip(tables, state.blocks, strict=True):
+        table[row] = 0
+        table[row, : len(blocks)] = blocks
 
 
 def row_of(state: RequestState) -> int:

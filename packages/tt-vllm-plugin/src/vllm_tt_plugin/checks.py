@@ -108,6 +108,9 @@ def switch_off_undeclared(config: "VllmConfig", settings: TTConfig, capabilities
         logger.info("Prefix caching is off: the model does not declare supports_prefix_caching.")
         config.cache_config.enable_prefix_caching = False
     scheduler = config.scheduler_config
+    if not capabilities.hybrid_kv_cache_groups:
+        # One group for all layers then: vLLM keeps whole sequences of sliding windows too, and says so.
+        scheduler.disable_hybrid_kv_cache_manager = True
     reason = _no_overlap(config, settings, capabilities)
     if reason is not None and scheduler.async_scheduling is not False:
         logger.info("Async scheduling is off: %s.", reason)

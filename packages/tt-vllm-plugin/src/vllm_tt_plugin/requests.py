@@ -29,7 +29,8 @@ class RequestState:
     needs: RowNeeds
     output: list[int] = attrs.field(factory=list)
     """Generated tokens. The list object stays the same: logits processors hold on to it."""
-    blocks: list[int] = attrs.field(factory=list)
+    blocks: tuple[list[int], ...] = ()
+    """Its blocks in each KV cache group, by position; none while it holds no row."""
     computed: int = 0
     """Tokens whose keys and values are in the cache once the steps so far have run."""
     admission: Admission | None = None
@@ -53,6 +54,8 @@ class RequestTable:
     """All unfinished requests that ever had a row, and the rows they hold now."""
 
     capacity: int
+    groups: int = 1
+    """KV cache groups, each with block lists of its own."""
     changes: int = attrs.field(default=0, init=False)
     """Counts rows taken and released: two equal counts mean that the same requests hold the same rows."""
     by_row: list[RequestState | None] = attrs.field(factory=list, init=False)
@@ -104,7 +107,8 @@ class RequestTable:
                 del state.output[cached.num_output_tokens[index] :]
                 self._admit(state, new_blocks, cached.num_computed_tokens[index], plan.rows)
             else:
-                state.blocks.extend(_only_group(new_blocks))
+                for blocks, new in zip(state.blocks, self._by_group(new_blocks), strict=True):
+                    blocks.extend(new)
                 self.blocks_changed.append(state)
 
     def _admit_new(self, data: "NewRequestData", rows: dict[str, int]) -> None:
@@ -128,18 +132,23 @@ class RequestTable:
         row = rows[state.request_id]
         self._rows.claim(state.request_id, row)
         state.row = row
-        state.blocks = list(_only_group(blocks))
+        state.blocks = tuple(list(group) for group in self._by_group(blocks))
         state.computed = computed
         state.admission = Admission(known=state.known, generated=len(state.output), cached=computed)
         self.changes += 1
         self.blocks_changed.append(state)
+
+    def _by_group(self, blocks: tuple[list[int], ...]) -> tuple[list[int], ...]:
+        if len(blocks) != self.groups:
+            raise StepError(f"blocks of {len(blocks)} KV cache groups came; {self.groups} were allocated")
+        return blocks
 
     def _release(self, request_id: str) -> None:
         if self._rows.release(request_id) is None:
             return
         state = self._states[request_id]
         state.row = None
-        state.blocks = []
+        state.blocks = ()
         self.changes += 1
 
     def _arrange_rows(self) -> None:
@@ -147,12 +156,6 @@ class RequestTable:
         self.by_row = [None] * (max(owned.values(), default=-1) + 1)
         for request_id, row in owned.items():
             self.by_row[row] = self._states[request_id]
-
-
-def _only_group(blocks: tuple[list[int], ...]) -> list[int]:
-    if len(blocks) != 1:
-        raise StepError(f"{len(blocks)} KV cache groups came with a request; one is handled")
-    return blocks[0]
 
 
 def needs_of(sampling: "SamplingParams") -> RowNeeds:

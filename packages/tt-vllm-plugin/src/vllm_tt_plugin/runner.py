@@ -67,7 +67,7 @@ class TTRunner:
         self._host = host
         self._device = device
         self._overlap = overlap
-        self._decodes = DecodeBatch(requests.capacity, adapter.page_table_width)
+        self._decodes = DecodeBatch(requests.capacity, adapter.page_tables)
         self._pending = PendingDecodes(self._read_decode)
         self._reload = ReloadState()
         self._seen_changes = 0
@@ -125,7 +125,8 @@ class TTRunner:
             sampling = self._device.for_prefill(
                 [state if is_last else None for (state, _), is_last in zip(chunks, last, strict=True)]
             )
-        result = self._adapter.prefill(prefill_inputs(chunks, self._adapter.page_table_width), sampling)
+        inputs = prefill_inputs(chunks, self._adapter.page_tables, self._requests.capacity)
+        result = self._adapter.prefill(inputs, sampling)
         self._reload, _ = advance(self._reload, StepFacts(SamplingPhase.PREFILL))
         for state, count in chunks:
             state.computed += count

@@ -72,15 +72,9 @@ class TTWorker(WorkerBase):
         assert self._mesh is not None, "init_device comes first"
         return self._mesh.shape[0] * self._mesh.shape[1]
 
-    def _cache_shape(self) -> kv_cache.KVCacheShape:
-        described = kv_cache.adapter_specs(self._served.adapter_class, self.vllm_config)
-        if described is not None:
-            return kv_cache.KVCacheShape.of_specs(described)
-        return kv_cache.KVCacheShape.of(self.vllm_config, self._num_devices)
-
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        described = kv_cache.adapter_specs(self._served.adapter_class, self.vllm_config)
-        return described if described is not None else self._cache_shape().specs()
+        described = kv_cache.adapter_specs(self._served.adapter_class, self._capabilities, self.vllm_config)
+        return described or kv_cache.plain_specs(self.vllm_config, self._num_devices)
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         """Adapters lay their caches out themselves, so every layout is as good as another."""
@@ -91,11 +85,11 @@ class TTWorker(WorkerBase):
         if self.cache_config.kv_cache_memory_bytes is not None:
             return int(self.cache_config.kv_cache_memory_bytes)
         tokens = kv_cache.max_tokens(self._served.adapter_class, self.vllm_config, self._num_devices)
-        return self._cache_shape().bytes_for(tokens)
+        return kv_cache.bytes_for(self.get_kv_cache_spec(), tokens)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         width = kv_cache.blocks_per_request(self.vllm_config, kv_cache_config)
-        self._loaded.allocate(self._cache_shape(), kv_cache_config, width)
+        self._loaded.allocate(kv_cache.layer_caches(kv_cache_config), width)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         host_sampler = HostSampler(self.vllm_config)
@@ -105,7 +99,7 @@ class TTWorker(WorkerBase):
         if self._tt_config.enable_model_warmup:
             self._loaded.warm_up(can_sample_on_device=device_sampler.may_sample)
         self._loaded.note_decode_sizes()
-        requests = RequestTable(self._loaded.max_rows)
+        requests = RequestTable(self._loaded.max_rows, self._loaded.page_tables.groups)
         overlap = bool(self.vllm_config.scheduler_config.async_scheduling)
         self._runner = TTRunner(self._loaded, requests, host_sampler, device_sampler, overlap)
         return CompilationTimes(language_model=0.0, encoder=0.0)
