@@ -6,7 +6,7 @@ NAMES = """
 Abort Aborted Action Address Apply Ballot Boundary COORDINATOR Cancel CancelPrepare Check Commit
 CommitAt CommitNow Committed Completed Coordinator Copy DeadlineError DensePull Died EMPTY
 EagerRunner ElasticError Event Exit Expired Fence FencedError Fingerprint Finished Flag Flip Flipped
-Group GroupError Heard Hello Interrupt Keep Kill Lane LaneError LaneShape Launch LaunchError Lease
+Group GroupError Heard Hello Interrupt Keep Kill Lane LaneError LaneShape Launch LaunchError Launcher Lease
 LeaseDue MESSAGES Member MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport Message
 Note Op Overdue Patience PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded
 PrepareFailed Prepared Programs Readied Received Refused Reload Report Resume Resumed Retire Retired

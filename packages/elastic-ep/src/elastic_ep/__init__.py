@@ -40,6 +40,7 @@ from elastic_ep.errors import (
 from elastic_ep.group import Group
 from elastic_ep.lane import Lane, Note, Programs
 from elastic_ep.lane_shape import LaneShape
+from elastic_ep.launcher import Launcher
 from elastic_ep.member import (
     Apply,
     Boundary,
@@ -147,6 +148,7 @@ __all__ = [
     "LaneShape",
     "Launch",
     "LaunchError",
+    "Launcher",
     "Lease",
     "LeaseDue",
     "MESSAGES",

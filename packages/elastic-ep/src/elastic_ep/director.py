@@ -85,6 +85,7 @@ class Director:
         self._ranks: dict[int, Frames] = {}
         self._host: Frames | None = None
         self._heard = dict.fromkeys((*state.involved, *state.waiting), time.monotonic())
+        self._leaving: dict[int, float] = {}
         self._deadline: tuple[Ballot, float] | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._selector = selectors.DefaultSelector()
@@ -147,8 +148,10 @@ class Director:
             if now - at > self._patience.lease:
                 del self._heard[rank]
                 self._event(Unresponsive(rank))
-        for rank in self.state.gone:
-            self._event(Unresponsive(rank))
+        self._leaving = {rank: self._leaving.get(rank, now) for rank in self.state.gone}
+        for rank, since in self._leaving.items():
+            if now - since > self._patience.lease:
+                self._event(Unresponsive(rank))
         if self._deadline is not None and now > self._deadline[1]:
             self._event(Expired(self._deadline[0]))
         if self.state.phase != Phase.STABLE:

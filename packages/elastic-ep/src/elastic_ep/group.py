@@ -4,7 +4,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from elastic_ep.codec import decode_any, encode
 from elastic_ep.control import (
@@ -20,16 +20,8 @@ from elastic_ep.control import (
     Refused,
     Scale,
 )
-from elastic_ep.director import (
-    HOST_GREETING,
-    NOTICES,
-    ORDERS,
-    STATE,
-    Alive,
-    Beat,
-    run_director,
-)
-from elastic_ep.errors import GroupError
+from elastic_ep.director import HOST_GREETING, NOTICES, ORDERS, STATE, Alive, Beat, run_director
+from elastic_ep.errors import GroupError, LaunchError
 from elastic_ep.launcher import Launcher
 from elastic_ep.links import Address, Link
 from elastic_ep.placement import Shape, nobody
@@ -37,41 +29,40 @@ from elastic_ep.plan import Load, Plan, resize
 from elastic_ep.rendezvous import Rendezvous
 from elastic_ep.seat import Patience, Seat, find_director
 
-WARM = ("elastic_ep.rank", "elastic_ep.director")
-"""Imported once, before any process of the group is forked."""
-
 
 class Group:
-    """Processes of one group, and the thread that looks after them.
+    """The processes of one group, and the thread that looks after them.
 
     ``main`` is what a rank's process runs: a picklable callable, such as a partial of
-    `elastic_ep.rank.run_rank`. ``modules`` are imported before the first fork. Coordinator processes that
-    die or hang are replaced.
+    `elastic_ep.rank.run_rank`. A coordinator's process that dies or hangs is replaced. With ``auto_commit``
+    each stage is committed when it is prepared; else `commit` says when. ``niceness`` is that of joiners
+    while they prepare.
     """
 
     def __init__(
         self,
+        launcher: Launcher,
         shape: Shape,
         fingerprint: str,
         main: Callable[[Seat], None],
-        modules: Iterable[str] = (),
-        environment: Mapping[str, str] | None = None,
         patience: Patience = Patience(),  # noqa: B008 - frozen
         auto_commit: bool = True,
         niceness: int = 0,
     ) -> None:
+        self._launcher = launcher
         self._main = main
         self._patience = patience
+        self._niceness = niceness
         self._rendezvous = Rendezvous.host()
         self._first = Coordinator(nobody(shape), fingerprint)
         self._auto_commit = auto_commit
-        self._niceness = niceness
         self._happened: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Finished | Refused] = queue.SimpleQueue()
         self._pids: dict[int, int] = {}
+        self._exits: list[tuple[int, int]] = []
+        self._broken = ""
         self._director = 0
         self._beaten = time.monotonic()
-        self._launcher = Launcher((*WARM, *modules), environment or {}, self._ended)
         self._link = Link(self._find, self._greet, tuple, self._deliver, patience.beat)
         self._start_director()
         self._thread = threading.Thread(target=self._look_after, name="group", daemon=True)
@@ -88,48 +79,71 @@ class Group:
         """Process id of the coordinator."""
         return self._director
 
+    @property
+    def exits(self) -> tuple[tuple[int, int], ...]:
+        """``(rank, exit code)`` of every rank's process that has ended; negative: the signal."""
+        return tuple(self._exits)
+
     def state(self) -> Coordinator:
-        """The coordinator's state as it was saved last."""
+        """The coordinator's state as it was saved last: the serving placement, epoch and phase."""
         saved = self._rendezvous.look(STATE)
         return self._first if saved is None else decode_any(saved, (Coordinator,))
 
     def scale(
         self, ranks: Iterable[int], seconds: float, load: Load | None = None, min_replicas: int = 1
     ) -> Plan:
-        """Plan and carry out; returns when it is done. GroupError if it was refused, failed, or is not done
-        in time."""
+        """Let the group consist of these ranks, and return when it does. Raises what `begin` and `finish`
+        do."""
         plan = resize(self.state().placement, ranks, load, min_replicas)
-        self.order(Scale(plan))
-        self.outcome(seconds)
+        self.begin(plan)
+        self.finish(plan, seconds)
         return plan
 
-    def order(self, event: Event) -> None:
-        """Tell the coordinator; `outcome` says what became of it."""
+    def begin(self, plan: Plan) -> None:
+        """Start to carry out a plan. GroupError if no coordinator can be told."""
         while not self._outcomes.empty():
             self._outcomes.get()
-        deadline = time.monotonic() + self._patience.give_up
-        while not self._link.send(encode(event, ORDERS)):
-            if time.monotonic() > deadline:
-                raise GroupError(f"no coordinator could be told within {self._patience.give_up} s")
-            time.sleep(self._patience.beat)
+        self._order(Scale(plan))
+
+    def finish(self, plan: Plan, seconds: float) -> None:
+        """Wait for the end of the plan that was begun, and of the processes that left.
+
+        GroupError if it failed or was refused (the message says why; the group serves on), or does not end
+        in time.
+        """
+        deadline, quiet = time.monotonic() + seconds, 0
+        while time.monotonic() < deadline:
+            try:
+                outcome = self._outcomes.get(timeout=self._patience.beat)
+            except queue.Empty:
+                state = self.state()
+                quiet = quiet + 1 if state.phase == Phase.STABLE else 0
+                if quiet * self._patience.beat < self._patience.lease:
+                    continue
+                # Whoever would have told the outcome is gone.
+                if state.placement == plan.after:
+                    break
+                raise GroupError("the coordinator was replaced before it began; try again") from None
+            if isinstance(outcome, Refused) or not outcome.ok:
+                raise GroupError(outcome.why)
+            break
+        while time.monotonic() < deadline:
+            if not set(plan.leavers) & {*self._pids, *self.state().gone}:
+                return
+            time.sleep(self._patience.beat / 10)
+        state = self.state()
+        raise GroupError(
+            f"after {seconds} s the phase is {state.phase.value}, waiting for ranks {state.waiting}, "
+            f"with ranks {state.gone} still to end"
+        )
 
     def commit(self) -> None:
-        self.order(CommitNow())
+        """Commit the prepared stage; `finish` says what became of it."""
+        self._order(CommitNow())
 
     def cancel(self) -> None:
-        self.order(Cancel())
-
-    def outcome(self, seconds: float) -> None:
-        """Wait for the end of the operation. GroupError if it failed, was refused, or is not done in time."""
-        try:
-            outcome = self._outcomes.get(timeout=seconds)
-        except queue.Empty:
-            state = self.state()
-            raise GroupError(
-                f"after {seconds} s the phase is {state.phase.value}, waiting for ranks {state.waiting}"
-            ) from None
-        if isinstance(outcome, Refused) or not outcome.ok:
-            raise GroupError(outcome.why)
+        """Give up what is not committed yet; `finish` raises that it was cancelled."""
+        self._order(Cancel())
 
     def wait_for(self, phase: Phase, seconds: float) -> Coordinator:
         """The state, once it is in this phase. GroupError if it never is."""
@@ -141,11 +155,21 @@ class Group:
         return state
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes of the group."""
         self._happened.put(None)
         self._thread.join()
         self._link.close()
-        self._launcher.close()
+        for pid in (self._director, *self._pids.values()):
+            self._launcher.kill(pid)
+
+    def _order(self, event: Event) -> None:
+        deadline = time.monotonic() + self._patience.give_up
+        while not self._link.send(encode(event, ORDERS)):
+            if self._broken:
+                raise GroupError(f"the group has ended: {self._broken}")
+            if time.monotonic() > deadline:
+                raise GroupError(f"no coordinator could be told within {self._patience.give_up} s")
+            time.sleep(self._patience.beat)
 
     # In the group's own thread
 
@@ -157,7 +181,11 @@ class Group:
                 happened = self._check_director
             if happened is None:
                 return
-            happened()
+            try:
+                happened()
+            except LaunchError as error:
+                self._broken = str(error)
+                return
 
     def _check_director(self) -> None:
         if time.monotonic() - self._beaten > self._patience.lease:
@@ -168,22 +196,22 @@ class Group:
         work = functools.partial(
             run_director, self._rendezvous.meeting, self._first, self._patience, self._auto_commit
         )
-        self._director = self._launcher.start(work)
+        self._director = self._launcher.start(work, lambda _: self._happened.put(self._start_director))
         self._beaten = time.monotonic()
 
-    def _end(self, pid: int) -> None:
-        if pid == self._director:
-            self._start_director()
-            return
-        for rank in [rank for rank, at in self._pids.items() if at == pid]:
-            del self._pids[rank]
-            self._link.send(encode(Died(rank), ORDERS))
+    def _rank_ended(self, rank: int, code: int) -> None:
+        del self._pids[rank]
+        self._exits.append((rank, code))
+        self._link.send(encode(Died(rank), ORDERS))
 
     def _follow(self, notice: Launch | Kill | Finished | Refused | Beat) -> None:
         match notice:
             case Launch(rank, ballot):
                 seat = Seat(rank, ballot, self._rendezvous.meeting, self._patience, self._niceness)
-                self._pids[rank] = self._launcher.start(functools.partial(self._main, seat))
+                self._pids[rank] = self._launcher.start(
+                    functools.partial(self._main, seat),
+                    lambda code: self._happened.put(functools.partial(self._rank_ended, rank, code)),
+                )
             case Kill(rank) if rank in self._pids:
                 self._launcher.kill(self._pids[rank])
             case Finished() | Refused():
@@ -191,10 +219,7 @@ class Group:
             case Beat():
                 self._beaten = time.monotonic()
 
-    # In the threads of launcher and link
-
-    def _ended(self, pid: int, code: int) -> None:
-        self._happened.put(functools.partial(self._end, pid))
+    # In the link's thread
 
     def _deliver(self, data: bytes) -> None:
         self._happened.put(functools.partial(self._follow, decode_any(data, NOTICES)))

@@ -1,5 +1,7 @@
 """Real processes on this host: started within milliseconds, cleaned up whatever dies."""
 
+import collections
+import contextlib
 import os
 import pickle
 import queue
@@ -9,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from elastic_ep.errors import LaunchError
 from elastic_ep.links import Frames
@@ -17,53 +19,67 @@ from elastic_ep.links import Frames
 START_PATIENCE = 120.0
 """Seconds for the imports of a nursery."""
 
+WARM = ("elastic_ep.rank", "elastic_ep.director")
+"""What every group's processes import."""
+
+Ended = Callable[[int], None]
+"""Called with the exit code of a process that has ended; negative: the signal."""
+
 
 class Launcher:
-    """Forks processes off one nursery that imported ``modules``.
+    """Forks processes off one nursery that has imported ``modules``. Several groups may share one.
 
-    ``ended`` is called in a thread of the launcher, and so without waiting for it, with the pid and exit
-    code of each that ends (negative: the signal). ``environment`` is added to this process's.
+    ``environment`` is added to this process's. All processes end with `close`, or with this process.
     """
 
-    def __init__(
-        self,
-        modules: Sequence[str],
-        environment: Mapping[str, str],
-        ended: Callable[[int, int], None],
-    ) -> None:
+    def __init__(self, modules: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> None:
         here, there = socket.socketpair()
-        command = [sys.executable, "-m", "elastic_ep.nursery", str(there.fileno()), *modules]
+        command = [sys.executable, "-m", "elastic_ep.nursery", str(there.fileno()), *WARM, *modules]
         self._nursery = subprocess.Popen(
             command,
             pass_fds=[there.fileno()],
-            env={**os.environ, **environment},
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
         there.close()
         self._frames = Frames(here)
-        self._ended = ended
         self._lock = threading.Lock()
-        self._alive: set[int] = set()
+        self._starting: collections.deque[Ended] = collections.deque()
+        self._alive: dict[int, Ended] = {}
         self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="launcher", daemon=True)
         self._reader.start()
         self._started_one()
 
-    def start(self, work: Callable[[], None]) -> int:
-        """Run a picklable callable in a new process: its pid."""
+    @property
+    def nursery(self) -> int:
+        """Process id of the nursery."""
+        return self._nursery.pid
+
+    def start(self, work: Callable[[], None], ended: Ended) -> int:
+        """Run a picklable callable in a new process: its pid.
+
+        ``ended`` is called in a thread that must not be held up. LaunchError if there is no nursery.
+        """
         with self._lock:
-            self._frames.send(pickle.dumps(work))
+            self._starting.append(ended)
+            try:
+                self._frames.send(pickle.dumps(work))
+            except OSError as error:
+                raise LaunchError(f"the nursery has ended: {error}") from error
             return self._started_one()
 
     def kill(self, pid: int) -> None:
         """End a process of this launcher; ``ended`` follows."""
         if pid in self._alive:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End all processes."""
-        self._frames.shut()
+        if self._reader.is_alive():
+            self._frames.shut()
         self._nursery.wait(START_PATIENCE)
         self._reader.join(START_PATIENCE)
         self._frames.close()
@@ -84,15 +100,16 @@ class Launcher:
             if received is None:
                 break
             for data in received:
-                kind, pid, code = pickle.loads(data)
-                if kind == "ended":
-                    self._alive.discard(pid)
-                    self._ended(pid, code)
-                    continue
-                if kind == "started":
-                    self._alive.add(pid)
-                self._started.put(pid)
+                self._heard(*pickle.loads(data))
         self._started.put(0)
-        for pid in list(self._alive):
-            self._alive.discard(pid)
-            self._ended(pid, -signal.SIGKILL)
+        for ended in list(self._alive.values()):
+            ended(-signal.SIGKILL)
+        self._alive.clear()
+
+    def _heard(self, kind: str, pid: int, code: int) -> None:
+        if kind == "ended":
+            self._alive.pop(pid)(code)
+            return
+        if kind == "started":
+            self._alive[pid] = self._starting.popleft()
+        self._started.put(pid)

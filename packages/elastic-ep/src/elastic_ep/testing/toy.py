@@ -19,14 +19,14 @@ TOLERANCE = 1e-4
 
 @attrs.frozen
 class ToyConfig:
-    """``pace`` is the least time of a step; ``slow_load`` what each load from outside takes, in seconds."""
+    """``pace`` is the least time of a step, in seconds; ``log`` the folder that ranks write what they saw
+    to."""
 
     shape: Shape
     tokens: int = 8
     hidden: int = 16
     top: int = 2
     pace: float = 0.0
-    slow_load: float = 0.0
     log: str = ""
 
     @property
@@ -34,9 +34,13 @@ class ToyConfig:
         shape = self.shape
         return LaneShape(shape.max_ranks, shape.slots, self.tokens, self.top, self.hidden)
 
+    @property
+    def fingerprint(self) -> str:
+        return repr((self.shape, self.lane))
+
 
 class ToyService:
-    """One rank of it; see `elastic_ep.service.Service`. What was seen goes to ``log``, a line each."""
+    """One rank of it; see `elastic_ep.service.Service`. A wrong result raises, and so ends the rank."""
 
     dtype = torch.float32
 
@@ -44,7 +48,7 @@ class ToyService:
         self.config = config
         self.rank = rank
         self.shape, self.lane = config.shape, config.lane
-        self.fingerprint = repr((config.shape, config.lane))
+        self.fingerprint = config.fingerprint
         layers, experts, hidden = self.shape.layers, self.shape.experts, config.hidden
         self.dense = {
             "gate": torch.zeros((layers, hidden, experts)),
@@ -68,7 +72,6 @@ class ToyService:
             tensor.copy_(self._weights[name])
 
     def load_expert(self, layer: int, expert: int, slot: int) -> None:
-        time.sleep(self.config.slow_load)
         self.experts["up"][layer, slot].copy_(self._weights["up"][layer, expert])
 
     def begin(self, step: int) -> None:

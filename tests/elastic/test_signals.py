@@ -1,0 +1,180 @@
+"""Real processes that are killed or stopped in any phase: no hang, no wrong result, service goes on.
+
+Each rank checks every result against the dense computation and ends if one is off, so an exit that a test
+did not cause is a wrong result or a crash.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from elastic_ep import GroupError, Launcher, Patience, Phase, Plan, Shape, resize
+from elastic_ep.testing.toy import ToyConfig
+from elastic_ep.testing.toy_group import SlowCapture, ToyGroup
+
+SHAPE = Shape(layers=1, experts=6, slots=5, max_ranks=5)
+CONFIG = ToyConfig(SHAPE, tokens=4, hidden=8, pace=0.02)
+SECONDS = 30.0
+SIGNALS = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+
+
+@pytest.fixture(scope="module")
+def running(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyGroup]:
+    """A lease is longer than scheduling on a busy machine may take, and shorter than a capture takes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    patience = Patience(lease=0.8, beat=0.05)
+    toy = ToyGroup.start(launcher, CONFIG, folder, patience, SlowCapture, auto_commit=False)
+    yield toy
+    toy.group.close()
+
+
+@pytest.fixture
+def toy(running: ToyGroup) -> ToyGroup:
+    """The group, serving with ranks 0, 1 and 2; each expert is on two of them, so any one may go."""
+    carry_out(running, resize(running.group.state().placement, (0, 1, 2), min_replicas=2))
+    running.await_steps(2, SECONDS)
+    return running
+
+
+def carry_out(toy: ToyGroup, plan: Plan) -> None:
+    """Each stage is committed as soon as it is prepared."""
+    if not plan.stages:
+        return
+    toy.group.begin(plan)
+    for _ in plan.stages:
+        committed = toy.group.wait_for(Phase.PREPARED, SECONDS).ballot
+        toy.group.commit()
+        while (state := toy.group.state()).ballot == committed and state.phase != Phase.STABLE:
+            time.sleep(0.005)
+    toy.group.finish(plan, SECONDS)
+
+
+def growing(toy: ToyGroup, phase: Phase) -> Plan:
+    """Rank 3 joins, and has got as far as this phase."""
+    plan = resize(toy.group.state().placement, (0, 1, 2, 3), min_replicas=2)
+    toy.group.begin(plan)
+    if phase == Phase.COMMITTING:
+        toy.group.wait_for(Phase.PREPARED, SECONDS)
+        toy.group.commit()
+    toy.group.wait_for(phase, SECONDS)
+    return plan
+
+
+def strike(toy: ToyGroup, rank: int, how: signal.Signals) -> None:
+    while rank not in toy.group.pids:
+        time.sleep(0.001)
+    os.kill(toy.group.pids[rank], how)
+
+
+def serves_without(toy: ToyGroup, rank: int, exits: int) -> None:
+    """The group comes to rest without the rank, whose process alone has ended, and serves on."""
+    deadline = time.monotonic() + SECONDS
+    while (state := toy.group.state()).phase != Phase.STABLE or rank in state.placement.ranks or state.gone:
+        assert time.monotonic() < deadline, f"{state.phase}: waiting for {state.waiting}"
+        time.sleep(0.01)
+    toy.await_steps(3, SECONDS)
+    assert toy.group.exits[exits:] == ((rank, -signal.SIGKILL),)
+
+
+@SIGNALS
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_serves(toy: ToyGroup, rank: int, how: signal.Signals) -> None:
+    exits = len(toy.group.exits)
+    strike(toy, rank, how)
+    serves_without(toy, rank, exits)
+    assert set(toy.group.state().placement.ranks) == {0, 1, 2} - {rank}
+
+
+@pytest.mark.parametrize(
+    ("phase", "how"),
+    [
+        (Phase.LAUNCHING, signal.SIGKILL),
+        (Phase.PREPARING, signal.SIGKILL),
+        (Phase.PREPARING, signal.SIGSTOP),
+        (Phase.PREPARED, signal.SIGKILL),
+        (Phase.PREPARED, signal.SIGSTOP),
+    ],
+)
+def test_a_joiner_before_the_commit_costs_no_step(toy: ToyGroup, phase: Phase, how: signal.Signals) -> None:
+    exits, epoch = len(toy.group.exits), toy.group.state().epoch
+    plan = growing(toy, phase)
+    strike(toy, 3, how)
+    with pytest.raises(
+        GroupError, match=r"rank 3 (died|does not respond|could not)|rank . could not prepare"
+    ):
+        toy.group.finish(plan, SECONDS)
+    serves_without(toy, 3, exits)
+    assert toy.group.state().epoch == epoch, "it was fenced: a step was interrupted"
+    carry_out(toy, resize(toy.group.state().placement, (0, 1, 2, 3), min_replicas=2))
+    assert toy.group.state().placement.ranks == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("phase", "rank", "how"),
+    [
+        (Phase.PREPARING, 0, signal.SIGKILL),
+        (Phase.PREPARED, 1, signal.SIGSTOP),
+        (Phase.COMMITTING, 0, signal.SIGKILL),
+        (Phase.COMMITTING, 2, signal.SIGSTOP),
+    ],
+)
+def test_a_rank_that_serves_while_the_group_grows(
+    toy: ToyGroup, phase: Phase, rank: int, how: signal.Signals
+) -> None:
+    plan = growing(toy, phase)
+    strike(toy, rank, how)
+    with pytest.raises(GroupError, match=f"rank {rank}|could not prepare"):
+        toy.group.finish(plan, SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while toy.group.state().phase != Phase.STABLE or rank in toy.group.state().placement.ranks:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    toy.await_steps(3, SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("phase", "how"),
+    [
+        (Phase.PREPARING, signal.SIGKILL),
+        (Phase.PREPARED, signal.SIGSTOP),
+        (Phase.COMMITTING, signal.SIGKILL),
+    ],
+)
+def test_the_coordinator_is_replaced_and_the_operation_goes_on(
+    toy: ToyGroup, phase: Phase, how: signal.Signals
+) -> None:
+    exits, director = len(toy.group.exits), toy.group.director
+    plan = growing(toy, phase)
+    os.kill(director, how)
+    toy.await_steps(2, SECONDS)
+    while toy.group.director == director:
+        time.sleep(0.01)
+    if phase != Phase.COMMITTING:
+        toy.group.wait_for(Phase.PREPARED, SECONDS)
+        toy.group.commit()
+    toy.group.finish(plan, SECONDS)
+    assert toy.group.state().placement == plan.after
+    toy.await_steps(3, SECONDS)
+    assert toy.group.exits[exits:] == ()
+
+
+def test_a_cancelled_growth_leaves_everything_as_it_was(toy: ToyGroup) -> None:
+    before = toy.group.state()
+    plan = growing(toy, Phase.PREPARED)
+    toy.group.cancel()
+    with pytest.raises(GroupError, match="cancelled"):
+        toy.group.finish(plan, SECONDS)
+    assert (toy.group.state().placement, toy.group.state().epoch) == (before.placement, before.epoch)
+    toy.await_steps(3, SECONDS)
+
+
+def test_a_second_operation_is_refused(toy: ToyGroup) -> None:
+    plan = growing(toy, Phase.PREPARED)
+    toy.group.begin(plan)
+    with pytest.raises(GroupError, match="another operation is running"):
+        toy.group.finish(plan, SECONDS)
+    toy.group.cancel()
+    with pytest.raises(GroupError, match="cancelled"):
+        toy.group.finish(plan, SECONDS)
