@@ -33,9 +33,9 @@ class BoundedGap:
     While both sides wait, it makes room for the most prefill after which a decode still ends in time: one
     chunk, or the largest and others beside it that come to one more. It decodes if there is none, or if what
     would still fit is so small that a decode and then a larger chunk prefill faster. Where not even the
-    smallest chunk and one decode fit into the target, it alternates the two, counts such chunks in
-    ``over_target``, and takes the next larger size each time that the oldest waiting request has waited
-    ``patience_s`` more.
+    smallest chunk and one decode fit into the target, it alternates the two, says so of such
+    chunks, and takes the next larger size each time that the oldest waiting request has waited ``patience_s``
+    more.
 
     The line of a chunk's seconds by tokens and that of a decode's by rows start from the priors and follow
     what is measured. A step that changes the phase is learned apart, for a change may cost something itself.
@@ -49,17 +49,12 @@ class BoundedGap:
     prefill_prior: Line = PREFILL_PRIOR
     decode_prior: Line = DECODE_PRIOR
     patience_s: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
-    over_target: int = attrs.field(default=0, init=False)
-    """Chunks that ran although no chunk could keep the target."""
     _first_chunk: LearnedCost = attrs.field(init=False)
     _next_chunk: LearnedCost = attrs.field(init=False)
     _decode: LearnedCost = attrs.field(init=False)
     _in_flight: deque[_Flight] = attrs.field(factory=lambda: deque(maxlen=IN_FLIGHT), init=False)
     _last: Phase = attrs.field(default=Phase.EMPTY, init=False)
-    _prefilled: int = attrs.field(default=0, init=False)
-    """Tokens since the last decode."""
-    _prefilled_s: float = attrs.field(default=0.0, init=False)
-    _forced: bool = attrs.field(default=False, init=False)
+    _since_decode: list[int] = attrs.field(factory=list, init=False)
     _rooms: tuple[int, ...] = attrs.field(init=False)
 
     @chunk_sizes.validator
@@ -75,7 +70,6 @@ class BoundedGap:
         self._rooms = (*self.chunk_sizes, *(largest + size for size in self.chunk_sizes))
 
     def choose(self, work: Work) -> Choice:
-        self._forced = False
         if not work.prefills:
             return without_prefill(work)
         if not work.decodes:
@@ -83,18 +77,17 @@ class BoundedGap:
         size = self._fitting(work)
         if size is None and self._last is not Phase.DECODE:
             return Choice(Phase.DECODE)
-        self._forced = size is None
-        return Choice(Phase.PREFILL, size or self._aged(work.waited_s))
+        if size is None:
+            return Choice(Phase.PREFILL, self._aged(work.waited_s), over_target=True)
+        return Choice(Phase.PREFILL, size)
 
     def ran(self, step: StepRecord, work: Work) -> None:
         upper_s = self._chunk_s(step.prefill_tokens) if step.phase is Phase.PREFILL else 0.0
         self._in_flight.append(_Flight(step, self._last, upper_s))
-        self.over_target += self._forced and step.phase is Phase.PREFILL
         if step.phase is Phase.DECODE:
-            self._prefilled, self._prefilled_s = 0, 0.0
+            self._since_decode.clear()
         elif work.decodes:
-            self._prefilled += step.prefill_tokens
-            self._prefilled_s += upper_s
+            self._since_decode.append(step.prefill_tokens)
         self._last = step.phase
 
     def measured(self, step: StepRecord, seconds: float) -> None:
@@ -123,7 +116,8 @@ class BoundedGap:
 
         A slower one would lower the rate of prefill: it is better to decode early and start with a large one.
         """
-        return size * (decode_s + self._prefilled_s) >= self._prefilled * self._chunk_s(size)
+        cycle_s = decode_s + sum(map(self._chunk_s, self._since_decode))
+        return size * cycle_s >= sum(self._since_decode) * self._chunk_s(size)
 
     def _gap_s(self, work: Work) -> float:
         """The longest gap when the next step starts: steps in flight lengthen it, or end it."""

@@ -8,7 +8,7 @@ def padded(tokens: int, sizes: Sequence[int]) -> int:
 
     Longer chunks run as multiples of the largest size. Without sizes nothing is padded.
     """
-    if not sizes:
+    if not sizes or not tokens:
         return tokens
     return next((size for size in sizes if size >= tokens), -(-tokens // sizes[-1]) * sizes[-1])
 

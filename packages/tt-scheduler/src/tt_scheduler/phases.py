@@ -52,6 +52,8 @@ class Choice:
     On a device that pads, chunks count as padded: 100 tokens of each of ten prompts are not one chunk of
     1,000. ``cut`` says what to take of each prompt.
     """
+    over_target: bool = False
+    """Whether the policy bounds something and knows that this step breaks the bound."""
 
 
 @attrs.frozen

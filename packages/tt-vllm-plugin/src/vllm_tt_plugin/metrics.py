@@ -30,37 +30,51 @@ class LaneCounts:
 class StepMetrics:
     """Counts steps and writes them out now and then."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, registry: CollectorRegistry | None = None
+    ) -> None:
         self._clock = clock
         self._written_at = clock()
         self._steps: Tally[Phase] = Tally()
-        self._fallbacks = self._admitted = self._preempted = 0
+        self._fallbacks = self._over_target = self._admitted = self._preempted = 0
         self._worst_gap_s = 0.0
-        self._steps_total = Counter("tt:steps", "Steps by phase.", ["phase"], registry=None)
+        self._steps_total = Counter("tt:steps", "Steps by phase.", ["phase"], registry=registry)
         self._fallbacks_total = Counter(
-            "tt:prefill_fallbacks", "Prefill steps that placed nothing and became decodes.", registry=None
+            "tt:prefill_fallbacks", "Prefill steps that placed nothing and became decodes.", registry=registry
+        )
+        self._over_target_total = Counter(
+            "tt:over_target_steps",
+            "Prefill steps after which no decode could keep the target gap, as the policy knew.",
+            registry=registry,
         )
         self._admitted_total = Counter(
-            "tt:admissions", "Requests that got a row: arrivals and resumed ones.", registry=None
+            "tt:admissions", "Requests that got a row: arrivals and resumed ones.", registry=registry
         )
-        self._preempted_total = Counter("tt:preemptions", "Requests that lost their row.", registry=None)
+        self._preempted_total = Counter("tt:preemptions", "Requests that lost their row.", registry=registry)
         self._gap = Gauge(
             "tt:worst_decode_gap_seconds",
             "Longest time that running requests waited for a decode step.",
             multiprocess_mode="max",
-            registry=None,
+            registry=registry,
         )
-        self._running = _lane_gauge("tt:lane_running", "Requests that hold a row, by lane.")
-        self._waiting = _lane_gauge("tt:lane_waiting", "Requests that wait for a row, by lane.")
+        self._running = _lane_gauge("tt:lane_running", "Requests that hold a row, by lane.", registry)
+        self._waiting = _lane_gauge("tt:lane_waiting", "Requests that wait for a row, by lane.", registry)
 
     def step(
-        self, phase: Phase, admitted: int = 0, preempted: int = 0, fell_back: bool = False, gap_s: float = 0.0
+        self,
+        phase: Phase,
+        admitted: int = 0,
+        preempted: int = 0,
+        fell_back: bool = False,
+        over_target: bool = False,
+        gap_s: float = 0.0,
     ) -> None:
         """Count one step. ``gap_s``: how long decodes had waited when it was chosen."""
         self._steps[phase] += 1
         self._admitted += admitted
         self._preempted += preempted
         self._fallbacks += fell_back
+        self._over_target += over_target
         self._worst_gap_s = max(self._worst_gap_s, gap_s)
 
     @property
@@ -74,6 +88,7 @@ class StepMetrics:
         for phase, count in self._steps.items():
             self._steps_total.labels(phase.value).inc(count)
         self._fallbacks_total.inc(self._fallbacks)
+        self._over_target_total.inc(self._over_target)
         self._admitted_total.inc(self._admitted)
         self._preempted_total.inc(self._preempted)
         self._gap.set(self._worst_gap_s)
@@ -81,7 +96,7 @@ class StepMetrics:
             self._running.labels(str(index)).set(lane.running)
             self._waiting.labels(str(index)).set(lane.waiting)
         self._steps.clear()
-        self._fallbacks = self._admitted = self._preempted = 0
+        self._fallbacks = self._over_target = self._admitted = self._preempted = 0
 
 
 class RouteMetrics:
@@ -119,5 +134,5 @@ class RouteMetrics:
         self._routes.clear()
 
 
-def _lane_gauge(name: str, meaning: str) -> Gauge:
-    return Gauge(name, meaning, ["lane"], multiprocess_mode="mostrecent", registry=None)
+def _lane_gauge(name: str, meaning: str, registry: CollectorRegistry | None) -> Gauge:
+    return Gauge(name, meaning, ["lane"], multiprocess_mode="mostrecent", registry=registry)

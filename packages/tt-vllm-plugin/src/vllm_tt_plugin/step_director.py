@@ -80,7 +80,8 @@ class StepDirector:
             self._note(phase, outputs, work, now, lanes[0].chunk_sizes)
         rows = self._account_rows(outputs)
         preempted = sum(len(output.preempted_req_ids or ()) for output in outputs)
-        self.metrics.step(phase, len(rows), preempted, falls_back, work.gap_s)
+        over_target = choice.over_target and phase is Phase.PREFILL
+        self.metrics.step(phase, len(rows), preempted, falls_back, over_target, work.gap_s)
         if self.metrics.due or phase is Phase.EMPTY:
             counts = [LaneCounts(*lane.get_request_counts()) for lane in lanes]
             self.metrics.write(counts)
