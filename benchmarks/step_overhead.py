@@ -137,7 +137,7 @@ def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
     return timed
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, vocab: int = VOCAB) -> Path:
     """A model directory with a configuration alone."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -147,7 +147,7 @@ def write_model(folder: Path) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "max_position_embeddings": 2048,
         "torch_dtype": "float32",
     }

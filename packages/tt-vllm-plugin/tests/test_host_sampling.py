@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tt_scheduler import Phase
@@ -17,7 +18,7 @@ from vllm.v1.sample.logits_processor import (
     LogitsProcessor,
     LogitsProcessors,
 )
-from vllm_tt_plugin.host_sampling import HostSampler, sampling_metadata
+from vllm_tt_plugin.host_sampling import HostSampler, mask_by_grammar, sampling_metadata
 from vllm_tt_plugin.logits_processors import RowProcessors, difference
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
@@ -203,7 +204,6 @@ def test_metadata_row_by_row() -> None:
     assert metadata.temperature is not None
     assert metadata.top_k is not None
     assert metadata.top_p is not None
-    assert metadata.prompt_token_ids is not None
     assert (metadata.all_greedy, metadata.all_random, metadata.no_penalties) == (False, False, False)
     assert metadata.temperature.tolist() == [0.0, 0.0, 0.5]
     assert metadata.top_k.tolist() == [VOCAB, VOCAB, 5]
@@ -211,7 +211,8 @@ def test_metadata_row_by_row() -> None:
     assert metadata.presence_penalties.tolist() == pytest.approx([0.2, 0.0, 0.0])
     assert metadata.frequency_penalties.tolist() == pytest.approx([0.0, 0.0, 0.3])
     assert metadata.repetition_penalties.tolist() == [1.0, 1.0, 1.0]
-    assert metadata.prompt_token_ids.tolist() == [[1, 2, 3], [VOCAB] * 3, [4, VOCAB, VOCAB]]
+    assert metadata.prompts == {0: [1, 2, 3], 2: [4]}
+    assert metadata.limits == {2: (5, 0.9)}
     assert metadata.output_token_ids == [[], [], [6]]
     assert metadata.output_token_ids[2] is table.requests["b"].output, "it must grow with the request"
     assert metadata.max_num_logprobs == 2
@@ -234,7 +235,7 @@ def test_free_rows_do_not_make_a_batch_mixed(
     )
     assert (metadata.all_greedy, metadata.all_random) == (greedy_only, random_only)
     assert (metadata.temperature is None) == greedy_only
-    assert (metadata.top_k, metadata.top_p, metadata.prompt_token_ids) == (None, None, None)
+    assert (metadata.top_k, metadata.top_p, metadata.prompts) == (None, None, {})
 
 
 def test_whole_vocabulary_logprobs() -> None:
@@ -262,6 +263,18 @@ def test_grammar_masks_follow_requests_not_rows(host_samplers: HostSamplers) -> 
         logits[:2].clone(), table.states(c, b), table.requests, grammar(masks)
     )
     assert sampled.sampled_token_ids.tolist() == [[3], [50]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([VOCAB, 64, 65]))
+def test_grammar_masks_are_those_of_xgrammars_kernel(seed: int, vocab: int) -> None:
+    words = np.random.default_rng(seed).integers(-(2**31), 2**31, (3, (vocab + 31) // 32), np.int32)
+    logits = torch.randn(3, vocab)
+    expected = logits.clone()
+    xgrammar.apply_token_bitmask_inplace(expected, torch.from_numpy(words))
+    states = Table(*(request(name, greedy()) for name in "abc")).requests.by_row
+    mask_by_grammar(logits, states, GrammarOutput(["c", "a", "b"], words[[2, 0, 1]]))
+    assert torch.equal(logits, expected)
 
 
 def test_a_grammar_of_others_changes_nothing(host_samplers: HostSamplers) -> None:
