@@ -7,7 +7,7 @@ under the environment that it needs, and the process gets its own back at once.
 import gc
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from .watch import PlanWatch
 
 HERE = Path(__file__).parent
 KEPT_ENGINES = 5
-PROBES = ("PagedProbe", "UndeclaredProbe", "ResetBatchProbe")
-PROBE_VOCAB = 61
-PROBE_LAYERS = 1
+ORACLE = Path(__file__).resolve().parents[2] / "examples/models/oracle"
+ORACLES = ("Oracle", "UndeclaredOracle", "OracleVersion0")
+ORACLE_VOCAB = 61
+ORACLE_LAYERS = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 Engines = Callable[..., LLM]
@@ -46,8 +47,9 @@ class LaneEngine(LLM):
 class EngineShelf:
     """Builds engines, and keeps the few that were used last."""
 
-    def __init__(self, bundles: Path) -> None:
+    def __init__(self, bundles: Path, inspected: Sequence[str] = ()) -> None:
         self._bundles = bundles
+        self._inspected = inspected
         self._kept: OrderedDict[str, LLM] = OrderedDict()
 
     def __call__(self, model: Path, v2_wire_form: bool = False, **settings: Any) -> LLM:
@@ -72,7 +74,7 @@ class EngineShelf:
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(v2_wire_form)))
             envs.disable_envs_cache()
             entrypoints.register()
-            inspect_here(self._bundles)
+            inspect_here(self._bundles, self._inspected)
             try:
                 return (
                     LaneEngine(model, settings)
@@ -91,30 +93,31 @@ class EngineShelf:
             engine.llm_engine.engine_core.shutdown()
 
 
-def inspect_here(bundles: Path) -> None:
-    """Give vLLM the probes as classes. By name, it would start a process for each one to look at it."""
+def inspect_here(bundles: Path, names: Sequence[str]) -> None:
+    """Give vLLM the oracles as classes. By name, it would start a process for each one to look at it."""
     registry = Registry.from_environ({"EXTRA_MODELS_DIR": str(bundles)})
-    for name in PROBES:
+    for name in names:
         architecture = f"{name}ForCausalLM"
         ModelRegistry.register_model(architecture, registry.resolve(architecture).load())
 
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for EXTRA_MODELS_DIR: the reference bundle, and one for each probe."""
+    """A folder for EXTRA_MODELS_DIR: the reference bundle, and one for each oracle."""
     folder = tmp_path_factory.mktemp("bundles")
     (folder / "torch-llama").symlink_to(HERE.parents[1] / "examples/models/torch-llama")
-    for name in PROBES:
+    for name in ORACLES:
         (folder / name).mkdir()
-        (folder / name / "adapter.py").symlink_to(HERE / "bundles/probe/adapter.py")
-        metadata = {"arch": f"{name}ForCausalLM", "main_class": f"adapter:{name}"}
+        for module in ORACLE.glob("*.py"):
+            (folder / name / module.name).symlink_to(module)
+        metadata = {"arch": f"{name}ForCausalLM", "main_class": f"oracle_adapter:{name}"}
         (folder / name / "vllm_metadata.json").write_text(json.dumps(metadata))
     return folder
 
 
 @pytest.fixture(scope="session")
 def shelf(bundles: Path) -> Iterator[EngineShelf]:
-    shelf = EngineShelf(bundles)
+    shelf = EngineShelf(bundles, ORACLES)
     yield shelf
     shelf.close()
 
@@ -167,31 +170,31 @@ def tiny_engine(shelf: EngineShelf, tiny: Path) -> Engines:
 
 
 @pytest.fixture(scope="session")
-def probe_engine(shelf: EngineShelf, tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    """Builds engines of a probe, without a tokenizer."""
+def oracle_engine(shelf: EngineShelf, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Builds engines of an oracle, without a tokenizer."""
     folders: dict[str, Path] = {}
 
-    def folder_of(probe: str) -> Path:
-        if probe not in folders:
-            folders[probe] = tmp_path_factory.mktemp(probe)
+    def folder_of(oracle: str) -> Path:
+        if oracle not in folders:
+            folders[oracle] = tmp_path_factory.mktemp(oracle)
             config = LlamaConfig(
-                architectures=[f"{probe}ForCausalLM"],
-                vocab_size=PROBE_VOCAB,
+                architectures=[f"{oracle}ForCausalLM"],
+                vocab_size=ORACLE_VOCAB,
                 hidden_size=8,
                 intermediate_size=8,
-                num_hidden_layers=PROBE_LAYERS,
+                num_hidden_layers=ORACLE_LAYERS,
                 num_attention_heads=1,
                 num_key_value_heads=1,
                 max_position_embeddings=256,
                 eos_token_id=None,
                 bos_token_id=None,
             )
-            config.save_pretrained(folders[probe])
-        return folders[probe]
+            config.save_pretrained(folders[oracle])
+        return folders[oracle]
 
-    def build(probe: str = "PagedProbe", **settings: Any) -> LLM:
+    def build(oracle: str = "Oracle", **settings: Any) -> LLM:
         plain = {"max_model_len": 128, "max_num_seqs": 4, "block_size": 4, "skip_tokenizer_init": True}
-        return shelf(folder_of(probe), **plain | settings)
+        return shelf(folder_of(oracle), **plain | settings)
 
     return build
 

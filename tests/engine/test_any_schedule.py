@@ -1,6 +1,6 @@
 """Whatever arrives, leaves or is preempted when: each request gets the tokens that it gets alone.
 
-Hypothesis writes the scenarios; engines of several configurations run them with a probe that raises where a
+Hypothesis writes the scenarios; engines of several configurations run them with an oracle that raises where a
 block, a row, a position or a reload is wrong, and books kept beside the scheduler check each plan.
 """
 
@@ -13,11 +13,11 @@ import attrs
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from oracle_text import continuation
 from vllm import LLM, SamplingParams
 from vllm_tt_plugin.requests import RequestState
 
-from .bundles.probe.adapter import continuation
-from .conftest import PROBE_VOCAB, Engines, lanes_of
+from .conftest import ORACLE_VOCAB, Engines, lanes_of
 from .drive import Driver
 from .watch import PlanWatch
 
@@ -25,7 +25,7 @@ ROWS = 4
 BLOCK = 4
 EXAMPLES = int(os.environ.get("SOAK_EXAMPLES", "40"))
 """Of each configuration; `make soak` plays many more."""
-SHARED = [[(13 * i + 5 * stream) % PROBE_VOCAB for i in range(40)] for stream in range(4)]
+SHARED = [[(13 * i + 5 * stream) % ORACLE_VOCAB for i in range(40)] for stream in range(4)]
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -87,9 +87,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 12,
         "long_prefill_token_threshold": 5,
     },
-    "nothing declared": {"probe": "UndeclaredProbe", "num_gpu_blocks_override": 19},
+    "nothing declared": {"oracle": "UndeclaredOracle", "num_gpu_blocks_override": 19},
     "V2 wire form": {"v2_wire_form": True, "num_gpu_blocks_override": 19, "max_num_batched_tokens": 7},
-    "V2, nothing declared": {"v2_wire_form": True, "probe": "UndeclaredProbe", "num_gpu_blocks_override": 19},
+    "V2, nothing declared": {
+        "v2_wire_form": True,
+        "oracle": "UndeclaredOracle",
+        "num_gpu_blocks_override": 19,
+    },
     "on the device": {
         "num_gpu_blocks_override": 19,
         "max_num_batched_tokens": 9,
@@ -114,7 +118,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "additional_config": {"tt": {"sample_on_device_mode": "decode_only"}},
     },
     "on the device, version 0": {
-        "probe": "ResetBatchProbe",
+        "oracle": "OracleVersion0",
         "num_gpu_blocks_override": 19,
         "additional_config": {"tt": {"sample_on_device_mode": "all"}},
     },
@@ -152,7 +156,7 @@ class Event:
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, ...]:
     shared = draw(st.sampled_from(SHARED))[: draw(st.integers(0, 40))]
-    own = draw(st.lists(st.integers(0, PROBE_VOCAB - 1), min_size=1, max_size=12))
+    own = draw(st.lists(st.integers(0, ORACLE_VOCAB - 1), min_size=1, max_size=12))
     return (*shared, *own)
 
 
@@ -165,7 +169,7 @@ events = st.builds(Event, st.integers(0, 6), arrivals | arrivals | arrivals | st
 def alone(engine: LLM, arrival: Arrival) -> list[int]:
     """The tokens of a request that has the engine to itself and finds no prefix."""
     if arrival.seed is None:
-        return continuation(arrival.prompt, arrival.max_tokens, PROBE_VOCAB)
+        return continuation(arrival.prompt, arrival.max_tokens, ORACLE_VOCAB)
     engine.reset_prefix_cache()
     driver = Driver(engine)
     driver.add("alone", arrival.prompt, arrival.params)
@@ -175,7 +179,7 @@ def alone(engine: LLM, arrival: Arrival) -> list[int]:
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_each_request_gets_the_tokens_that_it_gets_alone(
-    configuration: dict[str, Any], probe_engine: Engines, watch: Callable[[LLM], PlanWatch]
+    configuration: dict[str, Any], oracle_engine: Engines, watch: Callable[[LLM], PlanWatch]
 ) -> None:
     watches: dict[LLM, PlanWatch] = {}
 
@@ -189,7 +193,7 @@ def test_each_request_gets_the_tokens_that_it_gets_alone(
     def scenario(timeline: list[Event]) -> None:
         # The same one each time, until a failure leaves requests behind.
         plain = {"max_num_seqs": ROWS, "block_size": BLOCK, "max_model_len": 72}
-        engine = probe_engine(**plain | configuration)
+        engine = oracle_engine(**plain | configuration)
         if engine not in watches:
             watches[engine] = watch(engine)
         play(engine, timeline)
@@ -223,8 +227,8 @@ def play(engine: LLM, timeline: list[Event]) -> None:
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are still held"
 
 
-def test_finished_requests_are_forgotten(probe_engine: Engines) -> None:
-    engine = probe_engine(max_num_seqs=ROWS)
+def test_finished_requests_are_forgotten(oracle_engine: Engines) -> None:
+    engine = oracle_engine(max_num_seqs=ROWS)
     params = SamplingParams(temperature=0, max_tokens=2, detokenize=False)
     prompts_of_many: list[Any] = [{"prompt_token_ids": [index % 7 + 1]} for index in range(100)]
     before = live_states()

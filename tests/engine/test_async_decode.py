@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from oracle_text import continuation
 from vllm import LLM, SamplingParams
 from vllm_tt_plugin.pending import PendingDecodes
 
-from .bundles.probe.adapter import continuation
-from .conftest import PROBE_VOCAB, Engines, core_of, lanes_of
+from .conftest import ORACLE_VOCAB, Engines, core_of, lanes_of
 from .drive import Driver
 
 ON_DEVICE: dict[str, Any] = {"additional_config": {"tt": {"sample_on_device_mode": "all"}}}
@@ -33,12 +33,12 @@ def started(engine: LLM, count: int, **more: Any) -> Driver:
 
 def assert_right(driver: Driver) -> None:
     for index, prompt in enumerate(PROMPTS[: len(driver.tokens)]):
-        assert driver.tokens[str(index)] == continuation(prompt, 20, PROBE_VOCAB)
+        assert driver.tokens[str(index)] == continuation(prompt, 20, ORACLE_VOCAB)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_two_decodes_are_under_way_while_nothing_changes(probe_engine: Engines, lanes: int) -> None:
-    engine = probe_engine(data_parallel_size=lanes, max_num_seqs=4 // lanes, **ON_DEVICE)
+def test_two_decodes_are_under_way_while_nothing_changes(oracle_engine: Engines, lanes: int) -> None:
+    engine = oracle_engine(data_parallel_size=lanes, max_num_seqs=4 // lanes, **ON_DEVICE)
     driver = started(engine, 4)
     depths = []
     while engine.llm_engine.has_unfinished_requests():
@@ -50,8 +50,8 @@ def test_two_decodes_are_under_way_while_nothing_changes(probe_engine: Engines, 
     assert max(depths) == 1
 
 
-def test_with_no_async_scheduling_each_step_is_read_before_the_next(probe_engine: Engines) -> None:
-    engine = probe_engine(async_scheduling=False, **ON_DEVICE)
+def test_with_no_async_scheduling_each_step_is_read_before_the_next(oracle_engine: Engines) -> None:
+    engine = oracle_engine(async_scheduling=False, **ON_DEVICE)
     driver = started(engine, 4)
     while engine.llm_engine.has_unfinished_requests():
         driver.step()
@@ -59,10 +59,10 @@ def test_with_no_async_scheduling_each_step_is_read_before_the_next(probe_engine
     assert_right(driver)
 
 
-def test_a_token_that_a_stopped_request_did_not_want_is_dropped(probe_engine: Engines) -> None:
+def test_a_token_that_a_stopped_request_did_not_want_is_dropped(oracle_engine: Engines) -> None:
     """When it stops, the device has the next decode already: its row and blocks serve others only after."""
-    engine = probe_engine(**ON_DEVICE)
-    stop_at = continuation(PROMPTS[0], 7, PROBE_VOCAB)
+    engine = oracle_engine(**ON_DEVICE)
+    stop_at = continuation(PROMPTS[0], 7, ORACLE_VOCAB)
     driver = Driver(engine)
     driver.add("stops", PROMPTS[0], greedy(20, stop_token_ids=[stop_at[-1]]))
     for index in (1, 2, 3):
@@ -73,13 +73,13 @@ def test_a_token_that_a_stopped_request_did_not_want_is_dropped(probe_engine: En
     driver.drain()
     first = stop_at.index(stop_at[-1]) + 1
     assert driver.tokens["stops"] == stop_at[:first]
-    assert driver.tokens["after"] == continuation(PROMPTS[1][::-1], 20, PROBE_VOCAB)
+    assert driver.tokens["after"] == continuation(PROMPTS[1][::-1], 20, ORACLE_VOCAB)
     for index in (1, 2, 3):
-        assert driver.tokens[str(index)] == continuation(PROMPTS[index], 20, PROBE_VOCAB)
+        assert driver.tokens[str(index)] == continuation(PROMPTS[index], 20, ORACLE_VOCAB)
 
 
-def test_an_output_in_flight_is_delivered_to_a_request_that_is_preempted(probe_engine: Engines) -> None:
-    engine = probe_engine(num_gpu_blocks_override=19, max_model_len=72, **ON_DEVICE)
+def test_an_output_in_flight_is_delivered_to_a_request_that_is_preempted(oracle_engine: Engines) -> None:
+    engine = oracle_engine(num_gpu_blocks_override=19, max_model_len=72, **ON_DEVICE)
     driver = Driver(engine)
     for index, prompt in enumerate(PROMPTS):
         driver.add(str(index), prompt, greedy(30))
@@ -97,12 +97,12 @@ def test_an_output_in_flight_is_delivered_to_a_request_that_is_preempted(probe_e
         preempted = max(preempted, sum(r.num_preemptions for r in lane.requests.values()))
     assert preempted, "the pool was large enough"
     for index, prompt in enumerate(PROMPTS):
-        assert driver.tokens[str(index)] == continuation(prompt, 30, PROBE_VOCAB)
+        assert driver.tokens[str(index)] == continuation(prompt, 30, ORACLE_VOCAB)
 
 
-def test_blocks_given_back_at_once_end_a_shortage_with_one_preemption(probe_engine: Engines) -> None:
+def test_blocks_given_back_at_once_end_a_shortage_with_one_preemption(oracle_engine: Engines) -> None:
     """Nothing is held back for the step under way, so whoever preempts finds the blocks in the same step."""
-    engine = probe_engine(num_gpu_blocks_override=13, max_model_len=48, max_num_seqs=3, **ON_DEVICE)
+    engine = oracle_engine(num_gpu_blocks_override=13, max_model_len=48, max_num_seqs=3, **ON_DEVICE)
     driver = Driver(engine)
     for index in range(3):
         driver.add(str(index), PROMPTS[index], greedy(12))
@@ -115,12 +115,12 @@ def test_blocks_given_back_at_once_end_a_shortage_with_one_preemption(probe_engi
         assert left <= 1 or ended, "one request after another was preempted"
         running = len(lane.running)
     for index in range(3):
-        assert driver.tokens[str(index)] == continuation(PROMPTS[index], 12, PROBE_VOCAB)
+        assert driver.tokens[str(index)] == continuation(PROMPTS[index], 12, ORACLE_VOCAB)
 
 
-def test_a_grammar_among_planned_steps_waits_for_the_tokens_that_it_needs(probe_engine: Engines) -> None:
+def test_a_grammar_among_planned_steps_waits_for_the_tokens_that_it_needs(oracle_engine: Engines) -> None:
     """A row that the host must sample brings the whole step to the host, and the next may go back."""
-    engine = probe_engine(**ON_DEVICE)
+    engine = oracle_engine(**ON_DEVICE)
     driver = started(engine, 3)
     driver.step(4)
     assert len(pending_of(engine)) == 1

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from oracle_text import continuation
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from .bundles.probe.adapter import continuation
-from .conftest import PROBE_VOCAB, REFUSALS, Engines, core_of
+from .conftest import ORACLE_VOCAB, REFUSALS, Engines, core_of
 from .drive import Driver
 from .watch import PlanWatch
 
-LONG = [(5 * i + 2) % PROBE_VOCAB for i in range(100)]
+LONG = [(5 * i + 2) % ORACLE_VOCAB for i in range(100)]
 
 
 def greedy(max_tokens: int) -> SamplingParams:
@@ -35,13 +35,17 @@ def said() -> Iterator[list[str]]:
     logger.removeHandler(keep)
 
 
-def test_a_pool_below_max_model_len_is_refused_with_the_numbers(probe_engine: Engines) -> None:
+@pytest.mark.parametrize("settings", [{}, {"data_parallel_size": 2}], ids=["one lane", "two lanes"])
+def test_a_pool_below_max_model_len_is_refused_with_the_numbers(
+    settings: dict[str, Any], oracle_engine: Engines
+) -> None:
+    """So every prompt that is let in fits its lane, when it is empty."""
     with pytest.raises(ValueError, match=r"max seq len \(72\).*maximum model length is 68"):
-        probe_engine(max_model_len=72, num_gpu_blocks_override=18)
+        oracle_engine(max_model_len=72, num_gpu_blocks_override=18, **settings)
 
 
-def test_the_longest_prompt_fits_the_smallest_pool_and_holds_up_nobody(probe_engine: Engines) -> None:
-    engine = probe_engine(max_model_len=72, num_gpu_blocks_override=19)
+def test_the_longest_prompt_fits_the_smallest_pool_and_holds_up_nobody(oracle_engine: Engines) -> None:
+    engine = oracle_engine(max_model_len=72, num_gpu_blocks_override=19)
     driver = Driver(engine)
     driver.add("short", LONG[:9], greedy(30))
     driver.step(3)
@@ -49,12 +53,12 @@ def test_the_longest_prompt_fits_the_smallest_pool_and_holds_up_nobody(probe_eng
     driver.add("behind", LONG[5:9], greedy(5))
     driver.drain(limit=200)
     assert driver.finished == {"short": "length", "longest": "length", "behind": "length"}
-    assert driver.tokens["longest"] == continuation(LONG[:71], 1, PROBE_VOCAB)
-    assert driver.tokens["short"] == continuation(LONG[:9], 30, PROBE_VOCAB)
+    assert driver.tokens["longest"] == continuation(LONG[:71], 1, ORACLE_VOCAB)
+    assert driver.tokens["short"] == continuation(LONG[:9], 30, ORACLE_VOCAB)
 
 
-def test_a_prompt_over_max_model_len_is_refused_and_others_go_on(probe_engine: Engines) -> None:
-    engine = probe_engine(max_model_len=72, num_gpu_blocks_override=19)
+def test_a_prompt_over_max_model_len_is_refused_and_others_go_on(oracle_engine: Engines) -> None:
+    engine = oracle_engine(max_model_len=72, num_gpu_blocks_override=19)
     driver = Driver(engine)
     driver.add("running", LONG[:9], greedy(12))
     driver.step(3)
@@ -62,13 +66,13 @@ def test_a_prompt_over_max_model_len_is_refused_and_others_go_on(probe_engine: E
         driver.add("long", LONG, greedy(5))
     driver.tokens.pop("long")
     driver.drain(limit=50)
-    assert driver.tokens == {"running": continuation(LONG[:9], 12, PROBE_VOCAB)}
+    assert driver.tokens == {"running": continuation(LONG[:9], 12, ORACLE_VOCAB)}
 
 
 def test_without_chunks_the_budget_of_a_step_is_raised_to_a_whole_prompt(
-    probe_engine: Engines, said: list[str], watch: Callable[[LLM], PlanWatch]
+    oracle_engine: Engines, said: list[str], watch: Callable[[LLM], PlanWatch]
 ) -> None:
-    engine = probe_engine("UndeclaredProbe", max_num_batched_tokens=32)
+    engine = oracle_engine("UndeclaredOracle", max_num_batched_tokens=32)
     config = engine.llm_engine.vllm_config
     assert not config.scheduler_config.enable_chunked_prefill
     assert config.scheduler_config.max_num_batched_tokens == config.model_config.max_model_len == 128
@@ -77,17 +81,17 @@ def test_without_chunks_the_budget_of_a_step_is_raised_to_a_whole_prompt(
     driver.add("long", LONG, greedy(3))
     driver.drain(limit=10)
     assert watching.plans[0].total_num_scheduled_tokens == 100
-    assert driver.tokens["long"] == continuation(LONG, 3, PROBE_VOCAB)
+    assert driver.tokens["long"] == continuation(LONG, 3, ORACLE_VOCAB)
 
 
-def test_with_chunks_an_explicit_budget_stays(probe_engine: Engines) -> None:
-    engine = probe_engine(max_num_batched_tokens=32)
+def test_with_chunks_an_explicit_budget_stays(oracle_engine: Engines) -> None:
+    engine = oracle_engine(max_num_batched_tokens=32)
     assert engine.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens == 32
 
 
-@pytest.mark.parametrize("probe", ["PagedProbe", "UndeclaredProbe"])
-def test_an_explicit_max_model_len_stays(probe: str, probe_engine: Engines) -> None:
-    engine = probe_engine(probe, max_model_len=72, num_gpu_blocks_override=19)
+@pytest.mark.parametrize("oracle", ["Oracle", "UndeclaredOracle"])
+def test_an_explicit_max_model_len_stays(oracle: str, oracle_engine: Engines) -> None:
+    engine = oracle_engine(oracle, max_model_len=72, num_gpu_blocks_override=19)
     assert engine.llm_engine.model_config.max_model_len == 72
     assert core_of(engine).scheduler.max_model_len == 72
     driver = Driver(engine)
@@ -96,8 +100,8 @@ def test_an_explicit_max_model_len_stays(probe: str, probe_engine: Engines) -> N
     assert len(driver.tokens["to the end"]) == 12
 
 
-def test_prefix_caching_is_off_where_it_is_not_declared(probe_engine: Engines, said: list[str]) -> None:
-    engine = probe_engine("UndeclaredProbe", enable_prefix_caching=True, max_num_seqs=3)
+def test_prefix_caching_is_off_where_it_is_not_declared(oracle_engine: Engines, said: list[str]) -> None:
+    engine = oracle_engine("UndeclaredOracle", enable_prefix_caching=True, max_num_seqs=3)
     core = core_of(engine)
     assert not core.vllm_config.cache_config.enable_prefix_caching
     assert core.request_block_hasher is None, "vLLM must not have branched on it before"
@@ -107,13 +111,13 @@ def test_prefix_caching_is_off_where_it_is_not_declared(probe_engine: Engines, s
     for name in ("first", "second"):
         driver.add(name, LONG[:40], greedy(4))
         driver.drain()
-    assert driver.tokens["first"] == driver.tokens["second"] == continuation(LONG[:40], 4, PROBE_VOCAB)
+    assert driver.tokens["first"] == driver.tokens["second"] == continuation(LONG[:40], 4, ORACLE_VOCAB)
 
 
 def test_a_shared_prefix_is_computed_once_where_it_is_declared(
-    probe_engine: Engines, watch: Callable[[LLM], PlanWatch]
+    oracle_engine: Engines, watch: Callable[[LLM], PlanWatch]
 ) -> None:
-    engine = probe_engine()
+    engine = oracle_engine()
     watching, driver = watch(engine), Driver(engine)
     driver.add("first", LONG[:41], greedy(20))
     driver.step(3)
@@ -125,7 +129,7 @@ def test_a_shared_prefix_is_computed_once_where_it_is_declared(
     assert watching.plans[-1].total_num_scheduled_tokens == 3
     driver.drain()
     assert driver.tokens["while it runs"] == driver.tokens["first"][:4]
-    assert driver.tokens["part"] == continuation([*LONG[:30], 3], 4, PROBE_VOCAB)
+    assert driver.tokens["part"] == continuation([*LONG[:30], 3], 4, ORACLE_VOCAB)
 
 
 ODD_REQUESTS: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracle_text import continuation
 from vllm import LLM, SamplingParams
 
-from .bundles.probe.adapter import continuation
-from .conftest import PROBE_VOCAB, Engines, core_of
+from .conftest import ORACLE_VOCAB, Engines, core_of
 from .drive import Driver
 from .processors import CountUp
 
@@ -21,12 +21,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detoke
 
 
 def expected(*names: str) -> dict[str, list[int]]:
-    return {name: continuation(PROMPTS[name], COUNT, PROBE_VOCAB) for name in names}
+    return {name: continuation(PROMPTS[name], COUNT, ORACLE_VOCAB) for name in names}
 
 
 @pytest.mark.parametrize("clear_cache", [False, True], ids=["cache kept", "cache cleared"])
-def test_a_pause_that_keeps_requests(clear_cache: bool, probe_engine: Engines) -> None:
-    engine = probe_engine(max_num_batched_tokens=16)
+def test_a_pause_that_keeps_requests(clear_cache: bool, oracle_engine: Engines) -> None:
+    engine = oracle_engine(max_num_batched_tokens=16)
     driver, core = Driver(engine), core_of(engine)
     driver.add("first", PROMPTS["first"], GREEDY)
     driver.add("second", PROMPTS["second"], GREEDY)
@@ -41,8 +41,8 @@ def test_a_pause_that_keeps_requests(clear_cache: bool, probe_engine: Engines) -
     assert driver.tokens == expected("first", "second", "third")
 
 
-def test_a_pause_that_aborts_requests(probe_engine: Engines) -> None:
-    engine = probe_engine(max_num_batched_tokens=16)
+def test_a_pause_that_aborts_requests(oracle_engine: Engines) -> None:
+    engine = oracle_engine(max_num_batched_tokens=16)
     driver, core = Driver(engine), core_of(engine)
     driver.add("first", PROMPTS["first"], GREEDY)
     driver.step(6)
@@ -57,8 +57,8 @@ def test_a_pause_that_aborts_requests(probe_engine: Engines) -> None:
     assert driver.tokens["first"] == expected("first")["first"][: len(driver.tokens["first"])]
 
 
-def test_a_cleared_prefix_cache_is_not_read_again(probe_engine: Engines) -> None:
-    engine = probe_engine()
+def test_a_cleared_prefix_cache_is_not_read_again(oracle_engine: Engines) -> None:
+    engine = oracle_engine()
     driver = Driver(engine)
     for name in ("cold", "warm", "cleared"):
         if name == "cleared":

@@ -34,13 +34,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 def test_both_ways_plan_the_same(
-    configuration: dict[str, Any], probe_engine: Engines, watch: Callable[[LLM], PlanWatch]
+    configuration: dict[str, Any], oracle_engine: Engines, watch: Callable[[LLM], PlanWatch]
 ) -> None:
     plain = {"max_num_seqs": ROWS, "block_size": BLOCK, "max_model_len": 72}
     rest = dict(configuration)
     mode = rest.pop("sample_on_device_mode", None)
     engines = [
-        probe_engine(
+        oracle_engine(
             **plain | rest,
             additional_config={"tt": {"direct_decode": direct, "sample_on_device_mode": mode}},
         )

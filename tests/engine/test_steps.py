@@ -4,13 +4,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
-from tt_scheduler import Phase
+from oracle_text import continuation
+from prometheus_client import CollectorRegistry
+from tt_scheduler import BoundedGap, Choice, Phase, PrefillFirst, StepRecord, Work
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
+from vllm_tt_plugin.metrics import StepMetrics
+from vllm_tt_plugin.step_director import StepDirector
 
-from .bundles.probe.adapter import continuation
-from .conftest import PROBE_VOCAB, REFUSALS, Engines, core_of
+from .conftest import ORACLE_VOCAB, REFUSALS, Engines, core_of
 from .drive import Driver
 from .watch import PlanWatch
 
@@ -25,14 +29,14 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def expected(prompt: list[int], max_tokens: int) -> list[int]:
-    return continuation(prompt, max_tokens, PROBE_VOCAB)
+    return continuation(prompt, max_tokens, ORACLE_VOCAB)
 
 
 @WIRE_FORMS
 def test_a_resumed_request_replays_all_its_tokens_as_prefill_and_then_decodes(
-    v2_wire_form: bool, probe_engine: Engines, watch: Watch
+    v2_wire_form: bool, oracle_engine: Engines, watch: Watch
 ) -> None:
-    engine = probe_engine(v2_wire_form=v2_wire_form, max_num_batched_tokens=8)
+    engine = oracle_engine(v2_wire_form=v2_wire_form, max_num_batched_tokens=8)
     watching, driver = watch(engine), Driver(engine)
     driver.add("first", FIRST, greedy(12))
     driver.step(7)
@@ -46,9 +50,9 @@ def test_a_resumed_request_replays_all_its_tokens_as_prefill_and_then_decodes(
 
 @WIRE_FORMS
 def test_a_step_of_resumed_requests_alone_is_a_prefill(
-    v2_wire_form: bool, probe_engine: Engines, watch: Watch
+    v2_wire_form: bool, oracle_engine: Engines, watch: Watch
 ) -> None:
-    engine = probe_engine(v2_wire_form=v2_wire_form)
+    engine = oracle_engine(v2_wire_form=v2_wire_form)
     watching, driver = watch(engine), Driver(engine)
     driver.add("first", FIRST, greedy(9))
     driver.add("second", SECOND, greedy(9))
@@ -64,9 +68,9 @@ def test_a_step_of_resumed_requests_alone_is_a_prefill(
 
 @WIRE_FORMS
 def test_an_arrival_takes_the_row_of_a_request_preempted_in_the_same_step(
-    v2_wire_form: bool, probe_engine: Engines, watch: Watch
+    v2_wire_form: bool, oracle_engine: Engines, watch: Watch
 ) -> None:
-    engine = probe_engine(v2_wire_form=v2_wire_form, max_num_seqs=2, scheduling_policy="priority")
+    engine = oracle_engine(v2_wire_form=v2_wire_form, max_num_seqs=2, scheduling_policy="priority")
     watching, driver = watch(engine), Driver(engine)
     first = driver.add("first", FIRST, greedy(9), priority=1)
     second = driver.add("second", SECOND, greedy(9), priority=2)
@@ -82,8 +86,8 @@ def test_an_arrival_takes_the_row_of_a_request_preempted_in_the_same_step(
     assert driver.tokens == {name: expected(prompt, 9) for name, prompt in prompts.items()}
 
 
-def test_rows_stay_with_their_requests_while_others_leave(probe_engine: Engines, watch: Watch) -> None:
-    engine = probe_engine(max_num_seqs=3)
+def test_rows_stay_with_their_requests_while_others_leave(oracle_engine: Engines, watch: Watch) -> None:
+    engine = oracle_engine(max_num_seqs=3)
     watching, driver = watch(engine), Driver(engine)
     names = {
         name: driver.add(name, prompt, greedy(9))
@@ -102,8 +106,8 @@ def test_rows_stay_with_their_requests_while_others_leave(probe_engine: Engines,
     assert driver.tokens["late"] == expected(FIRST[::-1], 3)
 
 
-def test_chunks_and_decodes_take_turns_as_configured(probe_engine: Engines, watch: Watch) -> None:
-    engine = probe_engine(max_num_batched_tokens=4)
+def test_chunks_and_decodes_take_turns_as_configured(oracle_engine: Engines, watch: Watch) -> None:
+    engine = oracle_engine(max_num_batched_tokens=4)
     watching, driver = watch(engine), Driver(engine)
     driver.add("decodes", THIRD, greedy(30))
     driver.step(8)
@@ -115,8 +119,8 @@ def test_chunks_and_decodes_take_turns_as_configured(probe_engine: Engines, watc
     driver.drain()
 
 
-def test_a_prompt_that_does_not_fit_yet_leaves_decodes_running(probe_engine: Engines, watch: Watch) -> None:
-    engine = probe_engine(max_model_len=72, num_gpu_blocks_override=19)
+def test_a_prompt_that_does_not_fit_yet_leaves_decodes_running(oracle_engine: Engines, watch: Watch) -> None:
+    engine = oracle_engine(max_model_len=72, num_gpu_blocks_override=19)
     watching, driver = watch(engine), Driver(engine)
     driver.add("running", FIRST, greedy(40))
     driver.step(2)
@@ -129,9 +133,9 @@ def test_a_prompt_that_does_not_fit_yet_leaves_decodes_running(probe_engine: Eng
 
 
 def test_a_request_that_ends_while_a_prompt_does_not_fit_gives_its_row_back(
-    probe_engine: Engines, watch: Watch
+    oracle_engine: Engines, watch: Watch
 ) -> None:
-    engine = probe_engine(max_model_len=72, num_gpu_blocks_override=19, max_num_seqs=2)
+    engine = oracle_engine(max_model_len=72, num_gpu_blocks_override=19, max_num_seqs=2)
     watching, driver = watch(engine), Driver(engine)
     driver.add("ends", FIRST, greedy(4))
     driver.add("runs", SECOND, greedy(12))
@@ -145,8 +149,8 @@ def test_a_request_that_ends_while_a_prompt_does_not_fit_gives_its_row_back(
     assert not watching.owners
 
 
-def test_a_chunk_that_no_longer_fits_gives_its_row_back(probe_engine: Engines, watch: Watch) -> None:
-    engine = probe_engine(
+def test_a_chunk_that_no_longer_fits_gives_its_row_back(oracle_engine: Engines, watch: Watch) -> None:
+    engine = oracle_engine(
         max_model_len=72,
         num_gpu_blocks_override=19,
         max_num_batched_tokens=8,
@@ -165,6 +169,98 @@ def test_a_chunk_that_no_longer_fits_gives_its_row_back(probe_engine: Engines, w
         "chunks": expected(PLENTY[::-1][:28], 4),
     }
     assert not watching.owners
+
+
+def test_prompts_cut_short_leave_free_what_others_still_need(oracle_engine: Engines, watch: Watch) -> None:
+    """Each chunk takes 8 tokens of a prompt, so that a second prompt could start beside the first."""
+    engine = oracle_engine(max_model_len=72, num_gpu_blocks_override=19, long_prefill_token_threshold=8)
+    watching, driver = watch(engine), Driver(engine)
+    driver.add("first", PLENTY[:40], greedy(4))
+    driver.add("second", PLENTY[:1:-1][:40], greedy(4))
+    driver.drain(limit=60)
+    assert not watching.preemptions
+    assert driver.tokens == {
+        "first": expected(PLENTY[:40], 4),
+        "second": expected(PLENTY[:1:-1][:40], 4),
+    }
+
+
+def test_a_prompt_that_is_cut_is_cut_at_a_warmed_up_size(oracle_engine: Engines, watch: Watch) -> None:
+    engine = oracle_engine(max_model_len=256, max_num_batched_tokens=200)
+    watching, driver = watch(engine), Driver(engine)
+    long = PLENTY * 3 + PLENTY[:52]
+    driver.add("long", long, greedy(1))
+    driver.add("short", FIRST, greedy(1))
+    driver.drain()
+    counts = [
+        list(plan.num_scheduled_tokens.values()) for plan in watching.plans if plan.phase is Phase.PREFILL
+    ]
+    assert counts == [[128], [122, 9]]
+    assert driver.tokens == {"long": expected(long, 1), "short": expected(FIRST, 1)}
+
+
+@attrs.define
+class Told(PrefillFirst):
+    """A policy that caps prefill steps and keeps what it was told."""
+
+    cap: int
+    steps: list[StepRecord] = attrs.field(factory=list)
+
+    def choose(self, work: Work) -> Choice:
+        choice = super().choose(work)
+        return Choice(choice.phase, self.cap) if choice.phase is Phase.PREFILL else choice
+
+    def ran(self, step: StepRecord, work: Work) -> None:
+        self.steps.append(step)
+
+
+def test_a_cap_and_what_a_policy_is_told_count_tokens_as_padded(
+    oracle_engine: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = oracle_engine(max_model_len=256, max_num_batched_tokens=512)
+    policy = Told(cap=256)
+    monkeypatch.setattr(core_of(engine).scheduler, "_director", StepDirector(policy, rows_per_lane=4))
+    driver = Driver(engine)
+    for name in "abc":
+        driver.add(name, THIRD, greedy(1))
+    driver.add("long", PLENTY * 3, greedy(1))
+    driver.drain()
+    assert policy.steps == [StepRecord(Phase.PREFILL, tokens) for tokens in (256, 256, 128)]
+    assert driver.tokens["long"] == expected(PLENTY * 3, 1)
+
+
+def test_steps_over_the_target_are_counted(oracle_engine: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, registry = oracle_engine(), CollectorRegistry()
+    metrics = StepMetrics(registry=registry)
+    director = StepDirector(BoundedGap(1e-9, (8,)), rows_per_lane=4, metrics=metrics)
+    monkeypatch.setattr(core_of(engine).scheduler, "_director", director)
+    driver = Driver(engine)
+    driver.add("decodes", FIRST, greedy(12))
+    driver.step(3)
+    driver.add("long", PLENTY[:40], greedy(1))
+    driver.drain()
+    metrics.write([])
+    assert registry.get_sample_value("tt:over_target_steps_total") == 5
+    assert registry.get_sample_value("tt:steps_total", {"phase": "prefill"}) == 6
+
+
+def test_a_lane_that_was_left_no_room_prefills_next(oracle_engine: Engines, watch: Watch) -> None:
+    engine = oracle_engine(
+        data_parallel_size=2,
+        block_size=32,
+        additional_config={"tt": {"phase_policy": "bounded_gap", "target_itl_ms": 1}},
+    )
+    watching, driver = watch(engine), Driver(engine)
+    for name in "ab":
+        driver.add(name, THIRD, greedy(30))
+    driver.step(3)
+    for name in "cd":
+        driver.add(name, SECOND, greedy(1))
+    begin = len(watching.plans)
+    driver.step(4)
+    assert watching.phases[begin:] == [Phase.PREFILL, Phase.DECODE] * 2
+    assert driver.finished.keys() == {"c", "d"}
+    driver.drain()
 
 
 class SlowGrammars:
