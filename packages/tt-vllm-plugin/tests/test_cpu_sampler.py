@@ -136,7 +136,7 @@ def test_a_row_without_a_choice_gives_what_vllm_gives(value: float) -> None:
     logits = torch.zeros(4, VOCAB)
     logits[:, 2:] = value
     logits[1:, :2] = value
-    kinds = [{"top_p": 0.3}, {"top_k": 4}, {"top_k": 4, "top_p": 0.5}, {}]
+    kinds: list[dict[str, Any]] = [{"top_p": 0.3}, {"top_k": 4}, {"top_k": 4, "top_p": 0.5}, {}]
     agree(logits, [state(row, SamplingParams(seed=1, **kind)) for row, kind in enumerate(kinds)])
 
 

@@ -113,12 +113,12 @@ def test_steps_are_counted_by_where_and_why_and_logged_when_that_changes(
     device.metrics.write()
     device.metrics.write()
     expected = {
-        ("tt:sampled_steps_total", ("phase", "prefill"), ("where", "device")): 1,
-        ("tt:sampled_steps_total", ("phase", "decode"), ("where", "host")): 3,
-        ("tt:host_sampling_reasons_total", ("reason", "logit_bias")): 3,
-        ("tt:host_sampling_reasons_total", ("reason", "min_tokens")): 3,
+        ("tt:sampled_steps_total", (("phase", "prefill"), ("where", "device"))): 1,
+        ("tt:sampled_steps_total", (("phase", "decode"), ("where", "host"))): 3,
+        ("tt:host_sampling_reasons_total", (("reason", "logit_bias"),)): 3,
+        ("tt:host_sampling_reasons_total", (("reason", "min_tokens"),)): 3,
     }
-    for (name, *labels), value in expected.items():
+    for (name, labels), value in expected.items():
         assert registry.get_sample_value(name, dict(labels)) == value
     told = [sample for metric in registry.collect() for sample in metric.samples]
     assert sum(sample.name.endswith("_total") for sample in told) == len(expected)
