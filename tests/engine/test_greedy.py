@@ -1,26 +1,23 @@
 """Greedy tokens of the engine are those of transformers, one by one, in float32.
 
-Two float32 implementations may differ in the last bits of a logit. Where the reference's two best logits lie
-closer than NARROW, either token is right; such places are counted and reported, and the rest of that request,
-which then continues another text, is not compared.
+`references.py` says where either of two tokens is right.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 from vllm import LLM, SamplingParams
 
 from .conftest import Engines
+from .references import Reference
 from .watch import PlanWatch
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 47, 64, 65, 100, 129, 200, 256, 300)
 NEW_TOKENS = 64
-NARROW = 1e-4
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 TEXT = """
 The lighthouse keeper wrote a letter each evening, though no ship had called for a month. He told of the
@@ -38,42 +35,6 @@ asked the eldest fisherman to sign.
 """
 
 Build = Callable[[], LLM]
-
-
-@attrs.frozen
-class Reference:
-    """What must follow a prompt by transformers, and how far apart the two best logits lie at each token."""
-
-    prompt: list[int]
-    tokens: list[int]
-    margins: list[float]
-
-    @classmethod
-    def of(cls, model: Any, prompt: list[int], tokens: list[int]) -> "Reference":
-        """The greedy tokens, told by one pass over ``prompt`` and ``tokens``, as far as both are the same.
-
-        Each token that is the best after all before it is the next that greedy search takes; so nothing has
-        to be generated but what ``tokens`` already hold.
-        """
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
-        best = logits.topk(2)
-        greedy = best.indices[:, 0].tolist()
-        place = next((i for i, (a, b) in enumerate(zip(tokens, greedy, strict=True)) if a != b), len(greedy))
-        margins = (best.values[:, 0] - best.values[:, 1]).tolist()
-        return cls(prompt, greedy[: place + 1], margins)
-
-    def compare(self, tokens: Sequence[int]) -> bool:
-        """True if all tokens are equal, False if they part at a narrow place; fails elsewhere."""
-        assert len(tokens) == NEW_TOKENS
-        place = next((i for i, (a, b) in enumerate(zip(tokens, self.tokens, strict=False)) if a != b), None)
-        if place is None:
-            return len(self.tokens) == NEW_TOKENS
-        assert self.margins[place] < NARROW, (
-            f"prompt of {len(self.prompt)}: token {place} is {tokens[place]}, not {self.tokens[place]},"
-            f" which leads by {self.margins[place]:.2g}"
-        )
-        return False
 
 
 @pytest.fixture(scope="module")
