@@ -3,6 +3,8 @@
 .PHONY: help setup serve test test-engines test-rest soak check lint types imports rules fix bench wheels pins upgrade
 
 BIN := .venv/bin
+# Each server that a test starts imports vLLM and torch: without cached bytecode, twice as long.
+export PYTHONDONTWRITEBYTECODE :=
 ENGINES := tests/engine tests/models
 REST := packages $(filter-out $(ENGINES:%=%/), $(wildcard tests/*/))
 
