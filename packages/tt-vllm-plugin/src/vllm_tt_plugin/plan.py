@@ -1,7 +1,6 @@
 """What crosses from the scheduler to the runner in each step."""
 
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Self
 
 from tt_scheduler import Phase
@@ -57,25 +56,24 @@ class LanePlan(StepPlan):
     @classmethod
     def merged(cls, outputs: tuple[SchedulerOutput, ...], phase: Phase, rows: dict[str, int]) -> "LanePlan":
         """Join what the lanes scheduled. Request ids are unique over lanes; block ids are not."""
-        counts = {name: count for output in outputs for name, count in output.num_scheduled_tokens.items()}
-        return cls(
-            scheduled_new_reqs=[data for output in outputs for data in output.scheduled_new_reqs],
+        plan = cls.__new__(cls)
+        vars(plan).update(vars(outputs[0]))
+        vars(plan).update(
+            scheduled_new_reqs=_chained([output.scheduled_new_reqs for output in outputs]),
             scheduled_cached_reqs=_joined([output.scheduled_cached_reqs for output in outputs]),
-            num_scheduled_tokens=counts,
-            total_num_scheduled_tokens=sum(output.total_num_scheduled_tokens for output in outputs),
-            scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={
-                name: inputs for output in outputs for name, inputs in output.scheduled_encoder_inputs.items()
-            },
-            finished_req_ids=set().union(*(output.finished_req_ids for output in outputs)),
-            free_encoder_mm_hashes=[name for output in outputs for name in output.free_encoder_mm_hashes],
-            preempted_req_ids=set().union(*(output.preempted_req_ids or () for output in outputs)),
-            has_structured_output_requests=any(output.has_structured_output_requests for output in outputs),
+            num_scheduled_tokens=_united([output.num_scheduled_tokens for output in outputs]),
+            total_num_scheduled_tokens=sum([output.total_num_scheduled_tokens for output in outputs]),
+            scheduled_encoder_inputs=_united([output.scheduled_encoder_inputs for output in outputs]),
+            finished_req_ids=set().union(*[output.finished_req_ids for output in outputs]),
+            free_encoder_mm_hashes=_chained([output.free_encoder_mm_hashes for output in outputs]),
+            preempted_req_ids=set().union(*[output.preempted_req_ids or () for output in outputs]),
+            has_structured_output_requests=any(o.has_structured_output_requests for o in outputs),
             pending_structured_output_tokens=any(o.pending_structured_output_tokens for o in outputs),
             phase=phase,
             rows=rows,
             lane_outputs=outputs,
         )
+        return plan
 
     def __getstate__(self) -> dict[str, Any]:
         """The runner of another process needs the merged plan alone."""
@@ -84,11 +82,25 @@ class LanePlan(StepPlan):
 
 def _joined(parts: list[CachedRequestData]) -> CachedRequestData:
     return CachedRequestData(
-        req_ids=list(chain.from_iterable(part.req_ids for part in parts)),
-        resumed_req_ids=set().union(*(part.resumed_req_ids for part in parts)),
-        new_token_ids=list(chain.from_iterable(part.new_token_ids for part in parts)),
-        all_token_ids={name: tokens for part in parts for name, tokens in part.all_token_ids.items()},
-        new_block_ids=list(chain.from_iterable(part.new_block_ids for part in parts)),
-        num_computed_tokens=list(chain.from_iterable(part.num_computed_tokens for part in parts)),
-        num_output_tokens=list(chain.from_iterable(part.num_output_tokens for part in parts)),
+        req_ids=_chained([part.req_ids for part in parts]),
+        resumed_req_ids=set().union(*[part.resumed_req_ids for part in parts]),
+        new_token_ids=_chained([part.new_token_ids for part in parts]),
+        all_token_ids=_united([part.all_token_ids for part in parts]),
+        new_block_ids=_chained([part.new_block_ids for part in parts]),
+        num_computed_tokens=_chained([part.num_computed_tokens for part in parts]),
+        num_output_tokens=_chained([part.num_output_tokens for part in parts]),
     )
+
+
+def _chained[T](lists: list[list[T]]) -> list[T]:
+    whole: list[T] = []
+    for part in lists:
+        whole += part
+    return whole
+
+
+def _united[T](dicts: list[dict[str, T]]) -> dict[str, T]:
+    whole: dict[str, T] = {}
+    for part in dicts:
+        whole.update(part)
+    return whole
