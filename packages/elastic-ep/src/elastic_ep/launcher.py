@@ -27,7 +27,8 @@ Ended = Callable[[int], None]
 
 
 class Launcher:
-    """Forks processes off one nursery that has imported ``modules``. Several groups may share one.
+    """Forks processes off one nursery that has imported ``modules``, and called the function that follows
+    the colon in ``module:function``. Several groups may share one.
 
     ``environment`` is added to this process's. All processes end with `close`, or with this process.
     """

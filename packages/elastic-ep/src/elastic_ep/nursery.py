@@ -1,8 +1,8 @@
 """A process that has imported what takes long, and forks children that start at once.
 
-It is started by `elastic_ep.launcher` as ``python -m elastic_ep.nursery FD MODULE...`` and obeys the
-socket FD. It holds no agents, no threads and no tensors: those do not survive a fork. Its children die with
-it, and it ends when the socket does, so nothing outlives whoever started it, whatever dies first.
+It is started by `elastic_ep.launcher` as ``python -m elastic_ep.nursery FD MODULE[:FUNCTION]...`` and
+obeys the socket FD. It holds no agents, no threads and no tensors: those do not survive a fork. Its children
+die with it, and it ends when the socket does, so nothing outlives whoever started it, whatever dies first.
 """
 
 import ctypes
@@ -25,8 +25,11 @@ PR_SET_PDEATHSIG = 1
 def main(fd: int, modules: list[str]) -> None:
     """Serve until the socket ends."""
     frames = Frames(socket.socket(fileno=fd))
-    for module in modules:
-        importlib.import_module(module)
+    for name in modules:
+        module, _, function = name.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
     gc.freeze()
     frames.send(pickle.dumps(("ready", os.getpid(), 0)))
     selector = selectors.DefaultSelector()

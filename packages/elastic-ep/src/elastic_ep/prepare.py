@@ -80,7 +80,7 @@ class Preparer:
             if earlier is not None:
                 earlier.join()
             if joins:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+                _be_nice(self._niceness)
             began, why, made = time.monotonic(), "", None
             try:
                 made = self._prepare(work)
@@ -185,6 +185,31 @@ class Preparer:
     def _check(self, work: "_Work") -> None:
         if work.cancelled.is_set():
             raise FencedError("the preparation was cancelled")
+
+
+def at_niceness[T](niceness: int, make: Callable[[], T]) -> T:
+    """What ``make`` gives, made in a thread of this niceness: no thread may take back its own."""
+    made: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        _be_nice(niceness)
+        try:
+            made.append(make())
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="make")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return made[0]
+
+
+def _be_nice(niceness: int) -> None:
+    """This thread alone, not its process."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 @attrs.define

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from elastic_ep.codec import decode, encode
 from elastic_ep.errors import FencedError, ServeError, TransportError
-from elastic_ep.lane import NO_NOTE, Lane, Note, flag_of
+from elastic_ep.lane import NO_NOTE, Note, flag_of
 from elastic_ep.links import Link
 from elastic_ep.member import (
     Apply,
@@ -38,15 +38,18 @@ from elastic_ep.member import (
     join,
 )
 from elastic_ep.placement import EMPTY, Placement
-from elastic_ep.prepare import Preparation, Preparer
+from elastic_ep.plane import Plane
+from elastic_ep.prepare import Preparation, at_niceness
 from elastic_ep.rendezvous import Rendezvous
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.runner import Runner
 from elastic_ep.seat import Seat, find_director
 from elastic_ep.service import Flipped, Readied, Service, Stepped
-from elastic_ep.step import Step
+from elastic_ep.staging import Stage
 from elastic_ep.transport import Transport
 from elastic_ep.wire import Ballot, CommitAt, Fence, Hello, Message
+
+Cards = tuple[tuple[int, bytes], ...]
 
 IDLE = 0.0002
 """Seconds between polls of a rank that does not serve."""
@@ -60,46 +63,45 @@ def run_rank(
 ) -> None:
     """Serve as this rank until it leaves. ``build`` makes the model of a rank; transports get a name that no
     other process ever has."""
-    transport = make_transport(f"{seat.rank}.{uuid.uuid4().hex}")
-    Rank(seat, build(seat.rank), transport, make_runner).serve()
+
+    def make() -> Rank:
+        return Rank(seat, build(seat.rank), make_transport, make_runner)
+
+    at_niceness(seat.niceness, make).serve()
 
 
 class Rank:
     """One rank's machine and everything it moves."""
 
     def __init__(
-        self, seat: Seat, service: Service, transport: Transport, make_runner: Callable[[], Runner]
+        self,
+        seat: Seat,
+        service: Service,
+        make_transport: Callable[[str], Transport],
+        make_runner: Callable[[], Runner],
     ) -> None:
         self.seat = seat
         self.service = service
-        self.transport = transport
-        self.lane = Lane(transport, seat.rank, service.lane, service.dtype)
-        for part, tensors in (("dense", service.dense), ("experts", service.experts)):
-            for name, tensor in tensors.items():
-                transport.register(f"{part}.{name}", tensor)
         self.tables = RoutingTables(service.shape)
-        self.step = Step(service, self.lane, self.tables, make_runner)
+        self.inbox: queue.SimpleQueue[Message | Preparation] = queue.SimpleQueue()
+        self._make_transport = make_transport
+        self._make_runner = make_runner
+        self.plane = self.make_plane()
         ballot = seat.ballot
-        hello = Hello(ballot.epoch, ballot.attempt, seat.rank, service.fingerprint, transport.card())
+        hello = Hello(ballot.epoch, ballot.attempt, seat.rank, service.fingerprint, self.plane.card)
         self.member = join(hello)
-        self.peers: dict[int, str] = {}
-        self._inbox: queue.SimpleQueue[Message | Preparation] = queue.SimpleQueue()
+        self.rendezvous = Rendezvous.join(seat.meeting)
+        find = functools.partial(find_director, self.rendezvous)
+        self._link = Link(find, tuple, self._beat, self._deliver, seat.patience.beat)
         self._fence = ballot
         self._stuck: tuple[Ballot, float] | None = None
         self._prepared: Preparation | None = None
-        self._preparer = Preparer(
-            seat.rank,
-            service,
-            transport,
-            self.step.capture,
-            self._inbox.put,
-            seat.patience.give_up,
-            seat.niceness,
-        )
-        rendezvous = Rendezvous.join(seat.meeting)
-        find = functools.partial(find_director, rendezvous)
-        self._link = Link(find, tuple, self._beat, self._deliver, seat.patience.beat)
         self._leaves = False
+
+    def make_plane(self) -> Plane:
+        """Under a name that no other plane ever has."""
+        transport = self._make_transport(f"{self.seat.rank}.{uuid.uuid4().hex}")
+        return Plane(self.seat, self.service, self.tables, transport, self._make_runner, self.inbox.put)
 
     def serve(self) -> None:
         """Until it has left. Raises ServeError if it cannot go on, and whatever the model raises."""
@@ -113,30 +115,30 @@ class Rank:
             if not self.member.serves:
                 self._idle()
         self._link.close()
-        self.transport.close()
+        self.plane.transport.close()
 
     # What happens
 
     def _listen(self) -> None:
-        while not self._inbox.empty():
-            came = self._inbox.get()
+        while not self.inbox.empty():
+            came = self.inbox.get()
             if isinstance(came, Preparation):
                 self._preparation_ended(came)
             else:
                 self._event(Heard(came))
         if not self.member.serves:
-            for note in self.lane.overheard().values():
-                self._event(Heard(CommitAt(*note)))
+            for announced in self.overheard():
+                self._event(Heard(announced))
 
     def _preparation_ended(self, came: Preparation) -> None:
         self.service.seen(Readied(came.ballot.epoch, time.monotonic(), came.seconds, came.why))
         self._event(PrepareEnded(came.ballot, came.why))
         if self.member.phase == MemberPhase.PREPARED and self.member.ballot == came.ballot:
             self._prepared = came
-            self.peers |= came.peers
+            self.plane.peers |= came.peers
         else:
             for peer in came.peers.values():
-                self.transport.disconnect(peer)
+                self.plane.transport.disconnect(peer)
 
     def _waits_for_a_fence(self) -> bool:
         """A step that failed cannot be completed: a fence will say with whom it is run again."""
@@ -148,7 +150,7 @@ class Rank:
         return True
 
     def _idle(self) -> None:
-        self.transport.poll()
+        self.plane.transport.poll()
         time.sleep(IDLE)
 
     def _event(self, event: MemberEvent) -> None:
@@ -161,9 +163,9 @@ class Rank:
             case Tell(message):
                 self._link.send(encode(message))
             case StartPrepare(ballot, stage, cards):
-                self._preparer.start(ballot, stage, cards, self.peers, joins=self.member.serving is None)
+                self.start_prepare(ballot, stage, cards)
             case CancelPrepare():
-                self._preparer.cancel()
+                self.plane.preparer.cancel()
             case Flip(epoch, placement):
                 self._flip(epoch, placement)
             case Run():
@@ -171,7 +173,7 @@ class Rank:
             case Apply(step):
                 self.service.apply(step)
             case Keep(ranks):
-                self._keep(ranks)
+                self.plane.keep(ranks)
             case Exit():
                 self._leaves = True
             case Interrupt():
@@ -179,21 +181,30 @@ class Rank:
 
     # What it asks for
 
+    def start_prepare(self, ballot: Ballot, stage: Stage, cards: Cards) -> None:
+        """In the background; `Preparation` comes to the inbox."""
+        joins = self.member.serving is None
+        self.plane.preparer.start(ballot, stage, cards, self.plane.peers, joins)
+
     def _flip(self, epoch: int, placement: Placement) -> None:
-        began = time.monotonic()
+        began, work = time.monotonic(), time.thread_time()
+        self.switch(epoch, placement)
+        self.plane.step.check()
+        now, work = time.monotonic(), time.thread_time() - work
+        self.service.seen(Flipped(epoch, placement, now, now - began, work, self.plane.step.captures))
+
+    def switch(self, epoch: int, placement: Placement) -> None:
+        """Put a placement to use, between two steps. What is prepared only needs copying."""
         self._reload(placement)
         ready = self._prepared
         made = ready.tables if ready is not None and ready.placement == placement else None
         self.tables.write(tables(placement) if made is None else made)
-        if not self.step.in_place:
-            self.step.capture()
-        self.step.check()
-        now = time.monotonic()
-        self.service.seen(Flipped(epoch, placement, now, now - began, self.step.captures))
+        if not self.plane.step.in_place:
+            self.plane.step.capture()
 
     def _reload(self, placement: Placement) -> None:
         """Slots that are routed to from now on and hold something else: their experts were lost."""
-        held = self._preparer.contents
+        held = self.plane.preparer.contents
         wanted = {
             (layer, slot): expert
             for layer in range(placement.shape.layers)
@@ -201,29 +212,39 @@ class Rank:
             if expert not in (EMPTY, held.get((layer, slot)))
         }
         if wanted:
-            self._preparer.settle()
+            self.plane.preparer.settle()
             for (layer, slot), expert in wanted.items():
-                self._preparer.load(layer, expert, slot)
+                self.plane.preparer.load(layer, expert, slot)
 
     def _run(self, run: Run) -> None:
         assert self.member.placement is not None
         others = [rank for rank in self.member.placement.ranks if rank != self.seat.rank]
-        peers = {rank: self.peers[rank] for rank in others}
+        peers = {rank: self.plane.peers[rank] for rank in others}
         note = NO_NOTE if run.announce is None else _note(run.announce)
-        for rank in run.also:
-            self.lane.announce(rank, self.peers[rank], flag_of(run.epoch, run.step), note)
+        self.announce(run, note)
         try:
-            notes = self.step.run(run.epoch, run.step, peers, self.seat.patience.give_up, self._watch(), note)
+            notes = self.plane.step.run(
+                run.epoch, run.step, peers, self.seat.patience.give_up, self._watch(), note
+            )
         except FencedError:
             return
         except TransportError as error:
             self._stuck = self.member.ballot, time.monotonic()
-            self._suspect(self.lane.late, str(error))
+            self._suspect(self.plane.lane.late, str(error))
             return
         for heard in notes.values():
             self._event(Heard(CommitAt(*heard)))
         self.service.seen(Stepped(run.epoch, run.step, time.monotonic()))
         self._event(Completed(run.epoch, run.step))
+
+    def announce(self, run: Run, note: Note) -> None:
+        """To those who take no part yet; the others get it with the step."""
+        for rank in run.also:
+            self.plane.lane.announce(rank, self.plane.peers[rank], flag_of(run.epoch, run.step), note)
+
+    def overheard(self) -> list[CommitAt]:
+        """Announcements that came outside of steps."""
+        return [CommitAt(*note) for note in self.plane.lane.overheard().values()]
 
     def _watch(self) -> Callable[[], bool]:
         """Whether the running step is fenced; asked all the while it waits. Says now and then who is late."""
@@ -234,7 +255,7 @@ class Rank:
             nonlocal due
             if time.monotonic() > due:
                 due += patience
-                self._suspect(self.lane.late, f"late by {patience} s or more")
+                self._suspect(self.plane.lane.late, f"late by {patience} s or more")
             return self._fence > self.member.ballot
 
         return fenced
@@ -242,11 +263,6 @@ class Rank:
     def _suspect(self, ranks: Iterable[int], why: str) -> None:
         for rank in ranks:
             self._event(Overdue(rank, why))
-
-    def _keep(self, ranks: tuple[int, ...]) -> None:
-        for rank in sorted(set(self.peers) - set(ranks)):
-            self.transport.disconnect(self.peers.pop(rank))
-            self.lane.forget(rank)
 
     # In the link's thread
 
@@ -259,7 +275,7 @@ class Rank:
         message = decode(data)
         if isinstance(message, Fence):
             self._fence = max(self._fence, message.ballot)
-        self._inbox.put(message)
+        self.inbox.put(message)
 
 
 def _note(announced: CommitAt) -> Note:

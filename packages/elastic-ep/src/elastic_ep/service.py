@@ -71,13 +71,14 @@ class Stepped:
 
 @attrs.frozen
 class Flipped:
-    """The tables were switched, which took ``seconds``; ``captures`` is how many there were since the
-    start."""
+    """The tables were switched, which took ``seconds``, ``work`` of them on a core; ``captures`` is how many
+    there were since the start."""
 
     epoch: int
     placement: Placement
     at: float
     seconds: float
+    work: float
     captures: int
 
 

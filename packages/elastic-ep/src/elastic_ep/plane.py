@@ -1,0 +1,47 @@
+"""A rank's data plane: all that hangs on one transport."""
+
+from collections.abc import Callable
+
+from elastic_ep.lane import Lane
+from elastic_ep.prepare import Preparation, Preparer
+from elastic_ep.routing import RoutingTables
+from elastic_ep.runner import Runner
+from elastic_ep.seat import Seat
+from elastic_ep.service import Service
+from elastic_ep.step import Step
+from elastic_ep.transport import Transport
+
+
+class Plane:
+    """The transport with everything registered, the lane, the programs over it, and who prepares changes.
+
+    ``peers`` are the ranks that it is connected to, by transport name; ``ended`` is called when a
+    preparation is.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        service: Service,
+        tables: RoutingTables,
+        transport: Transport,
+        make_runner: Callable[[], Runner],
+        ended: Callable[[Preparation], None],
+    ) -> None:
+        self.transport = transport
+        self.lane = Lane(transport, seat.rank, service.lane, service.dtype)
+        for part, tensors in (("dense", service.dense), ("experts", service.experts)):
+            for name, tensor in tensors.items():
+                transport.register(f"{part}.{name}", tensor)
+        self.card = transport.card()
+        self.step = Step(service, self.lane, tables, make_runner)
+        self.peers: dict[int, str] = {}
+        self.preparer = Preparer(
+            seat.rank, service, transport, self.step.capture, ended, seat.patience.give_up, seat.niceness
+        )
+
+    def keep(self, ranks: tuple[int, ...]) -> None:
+        """Disconnect all others."""
+        for rank in sorted(set(self.peers) - set(ranks)):
+            self.transport.disconnect(self.peers.pop(rank))
+            self.lane.forget(rank)
