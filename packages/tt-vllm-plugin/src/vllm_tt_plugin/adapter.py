@@ -20,6 +20,7 @@ from tt_sampling import ReloadCommands, TTSamplingParams
 
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.images import Inputs, PrefillImages
 from vllm_tt_plugin.kv_cache import LayerCache, PageTables
 from vllm_tt_plugin.lanes import lanes_of
 from vllm_tt_plugin.mesh import Mesh
@@ -44,6 +45,7 @@ class PrefillInputs:
     """The row each request's state is written to."""
     page_tables_per_layer: list[torch.Tensor] | None = None
     """int32 ``[capacity, W]`` for each layer, where there are several KV cache groups."""
+    images: PrefillImages | None = None
 
 
 @attrs.frozen
@@ -58,6 +60,8 @@ class DecodeInputs:
     """int32 ``[B, W]``."""
     page_tables_per_layer: list[torch.Tensor] | None = None
     """int32 ``[capacity, W]`` for each layer, where there are several KV cache groups."""
+    rope_deltas: list[int] | None = None
+    """By row, up to the highest one that decodes; None where they are those of the last decode."""
 
 
 @attrs.frozen
@@ -78,6 +82,8 @@ class StepResult:
     tokens: torch.Tensor | None = None
     """``[N or B]``."""
     logprobs: Any = None
+    rope_deltas: list[int] | None = None
+    """``[N]``, of a prefill whose model has RoPE positions of its own for each request."""
 
 
 @attrs.frozen
@@ -100,6 +106,7 @@ class Adapter:
     config: TTConfig
     max_rows: int
     lanes: int
+    inputs: Inputs = attrs.field(factory=Inputs)
     kv_cache: Any = None
     page_tables: PageTables = attrs.field(factory=lambda: PageTables(0))
     decode_sizes: tuple[int, ...] = ()
@@ -126,9 +133,8 @@ class Adapter:
             tt_data_parallel=lanes,
             optimizations=config.optimizations,
         )
-        return cls(
-            model=model, capabilities=capabilities, mesh=mesh, config=config, max_rows=rows, lanes=lanes
-        )
+        inputs = Inputs.of(adapter_class, vllm_config)
+        return cls(model, capabilities, mesh, config, max_rows=rows, lanes=lanes, inputs=inputs)
 
     def allocate(self, layers: Sequence[LayerCache], page_table_width: int) -> None:
         """Allocate the KV cache: at once where all layers have the same, else layer by layer."""
@@ -172,6 +178,10 @@ class Adapter:
 
     def prefill(self, inputs: PrefillInputs, sampling: DeviceSampling | None) -> StepResult:
         arguments = _per_layer(inputs)
+        if self.inputs.images:
+            assert inputs.images is not None, "the images of a prefill that can have some"
+            arguments["pixel_values"] = inputs.images.pixel_values
+            arguments["image_grid_thw"] = inputs.images.image_grid_thw
         if sampling is not None:
             arguments["sampling_params"] = sampling.params
         out = self.model.prefill_forward(
@@ -185,7 +195,10 @@ class Adapter:
             empty_slots=inputs.empty_slots,
             **arguments,
         )
-        return _result(out, sampling)
+        if not self.inputs.rope_deltas:
+            return _result(out, sampling)
+        out, deltas = out
+        return attrs.evolve(_result(out, sampling), rope_deltas=[int(delta) for delta in deltas])
 
     def submit_decode(
         self, inputs: DecodeInputs, sampling: DeviceSampling | None, commands: ReloadCommands
@@ -199,6 +212,7 @@ class Adapter:
             enable_trace=self.config.traces_decode,
             read_from_device=False,
             **_per_layer(inputs),
+            **({"rope_deltas_all_users": inputs.rope_deltas} if self.inputs.rope_deltas else {}),
             **self._decode_arguments(sampling, commands),
         )
         if _on_host(out):

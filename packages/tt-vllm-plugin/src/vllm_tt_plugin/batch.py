@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from vllm_tt_plugin.adapter import DecodeInputs, PrefillInputs
+from vllm_tt_plugin.images import PrefillImages
 from vllm_tt_plugin.kv_cache import PageTables
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
@@ -89,13 +90,21 @@ class DecodeBatch:
             state.output.append(token)
         return as_list
 
-    def inputs(self, rows: int) -> DecodeInputs:
-        """Inputs of a decode over the first ``rows`` rows."""
+    def rope_deltas(self) -> list[int]:
+        """Of each row up to the highest that decodes; 0 where nobody does."""
+        deltas = [0] * (max(self.decoding.rows, default=-1) + 1)
+        for state, row in zip(self.decoding.states, self.decoding.rows, strict=True):
+            deltas[row] = state.rope_delta
+        return deltas
+
+    def inputs(self, rows: int, changed: bool = True) -> DecodeInputs:
+        """Inputs of a decode over the first ``rows`` rows. ``changed``: what ``follow`` said."""
         return DecodeInputs(
             tokens=torch.from_numpy(self._tokens[:rows].copy()),
             start_pos=torch.from_numpy(self._positions[:rows].copy()),
             page_table=self._page_tables[0][:rows],
             page_tables_per_layer=self._form.per_layer(self._page_tables),
+            rope_deltas=self.rope_deltas() if changed else None,
         )
 
 
@@ -120,6 +129,7 @@ def prefill_inputs(
         start_pos=np.array([state.computed for state, _ in chunks], np.int32),
         empty_slots=[row_of(state) for state, _ in chunks],
         page_tables_per_layer=page_tables.per_layer(tables),
+        images=PrefillImages.of((state.images, end) for (state, _), end in zip(chunks, ends, strict=True)),
     )
 
 

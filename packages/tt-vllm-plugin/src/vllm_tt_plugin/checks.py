@@ -91,6 +91,8 @@ def _feature_problems(config: "VllmConfig") -> Iterator[Problem]:
         yield Problem(
             "prompt embeddings are asked for", "Remove --enable-prompt-embeds and send tokens or text"
         )
+    if model.multimodal_config is not None and model.multimodal_config.enable_mm_embeds:
+        yield Problem("embeddings of images are asked for", "Remove --enable-mm-embeds and send images")
     if config.use_v2_model_runner and model.logits_processors:
         yield Problem(
             "custom logits processors are given while VLLM_USE_V2_MODEL_RUNNER asks for the V2 wire form",

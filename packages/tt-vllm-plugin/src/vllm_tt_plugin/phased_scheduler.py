@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.images import whole_items
 from vllm_tt_plugin.steady_decode import SteadyDecode
 
 SMALLEST_CHUNK = 128
@@ -127,6 +128,8 @@ class PhasedScheduler(AsyncScheduler):
             return num_new_tokens
         left = request.num_tokens - num_computed_tokens
         chunk = cut(left, num_new_tokens, self._room, self.chunk_sizes)
+        if request.has_encoder_inputs:
+            chunk = whole_items(request.mm_features, num_computed_tokens, chunk, num_new_tokens)
         self._room -= padded(chunk, self.chunk_sizes)
         if self.scheduler_config.long_prefill_token_threshold:
             self._keep_blocks_free()  # others may have begun in this call

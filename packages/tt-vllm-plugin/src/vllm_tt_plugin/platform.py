@@ -8,9 +8,11 @@ import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from vllm_tt_plugin import images
 from vllm_tt_plugin.checks import mesh_of, problems_of, switch_off_undeclared
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, Problem
+from vllm_tt_plugin.images import Inputs
 from vllm_tt_plugin.lanes import fold_data_parallel, lanes_of
 from vllm_tt_plugin.served_model import ServedModel
 from vllm_tt_plugin.shutdown import let_front_ends_wait
@@ -63,6 +65,7 @@ class TTPlatform(Platform):
         if served.folds_data_parallel:
             fold_data_parallel(vllm_config)
         switch_off_undeclared(vllm_config, settings, served.capabilities)
+        images.settle(vllm_config, Inputs.of(served.adapter_class, vllm_config))
         # vllm.config itself asks for the platform while it is imported, so it cannot be imported above.
         from vllm.config.compilation import CompilationMode
 
@@ -96,6 +99,7 @@ class TTPlatform(Platform):
             raise ConfigurationError(problems)
 
         switch_off_undeclared(vllm_config, settings, served.capabilities)
+        images.settle(vllm_config, Inputs.of(served.adapter_class, vllm_config))
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
         if vllm_config.scheduler_config.scheduler_cls not in (SCHEDULER_CLASS, LANE_SCHEDULER_CLASS):
             # Not in the engine, which has its configuration from a front end and changes it by then.

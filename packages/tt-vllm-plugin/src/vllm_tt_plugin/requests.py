@@ -12,6 +12,7 @@ from tt_sampling.wire import NO_LOGPROBS
 from tt_scheduler import Admission, RowAccount
 
 from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.images import Image
 from vllm_tt_plugin.plan import StepPlan
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class RequestState:
     """Its blocks in each KV cache group, by position; none while it holds no row."""
     computed: int = 0
     """Tokens whose keys and values are in the cache once the steps so far have run."""
+    images: tuple[Image, ...] = ()
+    """In the order of the prompt. They are kept: a request that is resumed computes them again."""
+    rope_delta: int = 0
+    """How far its RoPE positions are off the places of its tokens, behind its images."""
     admission: Admission | None = None
     row: int | None = None
     blockers: dict[str, tuple[Reason, ...]] = attrs.field(factory=dict)
@@ -118,7 +123,8 @@ class RequestTable:
         state = self._states.get(data.req_id)
         if state is None:
             needs = needs_of(data.sampling_params)
-            state = RequestState(data.req_id, prompt, data.sampling_params, needs)
+            images = tuple(Image.of(feature) for feature in data.mm_features)
+            state = RequestState(data.req_id, prompt, data.sampling_params, needs, images=images)
             self._states[data.req_id] = state
         if data.prefill_token_ids is not None:
             state.output[:] = data.prefill_token_ids[len(prompt) :]

@@ -130,6 +130,9 @@ class TTRunner:
         self._reload, _ = advance(self._reload, StepFacts(SamplingPhase.PREFILL))
         for state, count in chunks:
             state.computed += count
+        if result.rope_deltas is not None:
+            for (state, _), delta in zip(chunks, result.rope_deltas, strict=True):
+                state.rope_delta = delta
         if result.tokens is not None:
             assert sampling is not None, "the device samples only what it was told to"
             logprobs = device_logprobs(sampling, result, rows)
@@ -157,7 +160,7 @@ class TTRunner:
             self._pending.drain()
         rows = self._adapter.decode_rows(len(requests.by_row))
         sampling = self._device.for_decode(requests, rows) if on_device else None
-        handle = self._adapter.submit_decode(decodes.inputs(rows), sampling, commands)
+        handle = self._adapter.submit_decode(decodes.inputs(rows, changed), sampling, commands)
         self._reload = after
         decodes.submitted()
         if sampling is None:
