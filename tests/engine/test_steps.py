@@ -230,18 +230,18 @@ def test_a_cap_and_what_a_policy_is_told_count_tokens_as_padded(
 
 
 def test_steps_over_the_target_are_counted(oracle_engine: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, registry = oracle_engine(), CollectorRegistry()
+    engine, registry = oracle_engine(max_num_batched_tokens=8), CollectorRegistry()
     metrics = StepMetrics(registry=registry)
     director = StepDirector(BoundedGap(1e-9, (8,)), rows_per_lane=4, metrics=metrics)
     monkeypatch.setattr(core_of(engine).scheduler, "_director", director)
     driver = Driver(engine)
     driver.add("decodes", FIRST, greedy(12))
-    driver.step(3)
+    driver.step(4)
     driver.add("long", PLENTY[:40], greedy(1))
     driver.drain()
     metrics.write([])
     assert registry.get_sample_value("tt:over_target_steps_total") == 5
-    assert registry.get_sample_value("tt:steps_total", {"phase": "prefill"}) == 6
+    assert registry.get_sample_value("tt:steps_total", {"phase": "prefill"}) == 7
 
 
 def test_a_lane_that_was_left_no_room_prefills_next(oracle_engine: Engines, watch: Watch) -> None:

@@ -29,12 +29,7 @@ class StepPlan(SchedulerOutput):
     @property
     def moves_requests(self) -> bool:
         """Whether a request starts, ends, is preempted or resumed in this step."""
-        return bool(
-            self.scheduled_new_reqs
-            or self.finished_req_ids
-            or self.preempted_req_ids
-            or self.scheduled_cached_reqs.resumed_req_ids
-        )
+        return moves_requests(self)
 
     def anon_repr(self) -> str:
         """What vLLM writes into a crash report: no tokens."""
@@ -45,6 +40,16 @@ class StepPlan(SchedulerOutput):
             f" cached={self.scheduled_cached_reqs.anon_repr()}, finished={self.finished_req_ids},"
             f" preempted={self.preempted_req_ids})"
         )
+
+
+def moves_requests(output: SchedulerOutput) -> bool:
+    """Whether a request starts, ends, is preempted or resumed in a step."""
+    return bool(
+        output.scheduled_new_reqs
+        or output.finished_req_ids
+        or output.preempted_req_ids
+        or output.scheduled_cached_reqs.resumed_req_ids
+    )
 
 
 @dataclass

@@ -25,6 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.metrics import LaneCounts, StepMetrics
 from vllm_tt_plugin.phased_scheduler import PhasedScheduler, chunk_sizes
+from vllm_tt_plugin.plan import moves_requests
 
 
 @attrs.frozen
@@ -66,25 +67,22 @@ class StepDirector:
         now = self.clock()
         work = self._work(lanes, now)
         choice = self.policy.choose(work)
-        phase = choice.phase
-        outputs = self._schedule(lanes, choice, throttle_prefills)
-        falls_back = phase is Phase.PREFILL and bool(work.decodes) and _is_empty(outputs)
-        if falls_back:
-            phase, tried = Phase.DECODE, outputs
-            outputs = self._schedule(lanes, Choice(phase), throttle_prefills)
-            for before, output in zip(tried, outputs, strict=True):
-                _carry_on(before, output)
-        if _is_empty(outputs):
+        phase, outputs = self._schedule_or_decode(lanes, choice, work, throttle_prefills)
+        falls_back = phase is not choice.phase
+        tokens = _tokens(outputs)
+        if not tokens:
             phase = Phase.EMPTY
+        elif phase is Phase.PREFILL:
+            padded_tokens = sum(map(_padded_tokens, outputs, [lane.chunk_sizes for lane in lanes]))
+            self._note(StepRecord(phase, prefill_tokens=padded_tokens), work, now)
         else:
-            self._note(phase, outputs, work, now, lanes[0].chunk_sizes)
+            self._note(StepRecord(phase, decode_rows=tokens), work, now)
         rows = self._account_rows(outputs)
-        preempted = sum(len(output.preempted_req_ids or ()) for output in outputs)
+        preempted = sum([len(output.preempted_req_ids or ()) for output in outputs])
         over_target = choice.over_target and phase is Phase.PREFILL
         self.metrics.step(phase, len(rows), preempted, falls_back, over_target, work.gap_s)
         if self.metrics.due or phase is Phase.EMPTY:
-            counts = [LaneCounts(*lane.get_request_counts()) for lane in lanes]
-            self.metrics.write(counts)
+            self.metrics.write([LaneCounts(*lane.get_request_counts()) for lane in lanes])
         return Step(phase, tuple(outputs), rows)
 
     def finished(self, step_phase: Phase) -> None:
@@ -96,6 +94,17 @@ class StepDirector:
         self._last_end = now
         if step.record.phase is Phase.DECODE or not step.made_decodes_wait:
             self._served_at = now
+
+    def _schedule_or_decode(
+        self, lanes: Sequence[PhasedScheduler], choice: Choice, work: Work, throttle_prefills: bool
+    ) -> tuple[Phase, list[SchedulerOutput]]:
+        outputs = self._schedule(lanes, choice, throttle_prefills)
+        if choice.phase is not Phase.PREFILL or not work.decodes or _tokens(outputs):
+            return choice.phase, outputs
+        tried, outputs = outputs, self._schedule(lanes, Choice(Phase.DECODE), throttle_prefills)
+        for before, output in zip(tried, outputs, strict=True):
+            _carry_on(before, output)
+        return Phase.DECODE, outputs
 
     def _schedule(
         self, lanes: Sequence[PhasedScheduler], choice: Choice, throttle_prefills: bool
@@ -114,33 +123,21 @@ class StepDirector:
 
     def _work(self, lanes: Sequence[PhasedScheduler], now: float) -> Work:
         works = [lane.work() for lane in lanes]
-        decodes = sum(work.decodes for work in works)
+        decodes = sum([work.decodes for work in works])
         if not decodes:
             self._served_at = now
         return Work(
             decodes=decodes,
-            chunks=sum(work.chunks for work in works),
-            admissible=sum(work.admissible for work in works),
+            chunks=sum([work.chunks for work in works]),
+            admissible=sum([work.admissible for work in works]),
             gap_s=now - self._served_at,
-            waited_s=max(work.waited_s for work in works),
+            waited_s=max([work.waited_s for work in works]),
         )
 
-    def _note(
-        self,
-        phase: Phase,
-        outputs: Sequence[SchedulerOutput],
-        work: Work,
-        now: float,
-        sizes: Sequence[int],
-    ) -> None:
-        prefill = phase is Phase.PREFILL
-        record = StepRecord(
-            phase,
-            prefill_tokens=sum(_padded_tokens(output, sizes) for output in outputs) if prefill else 0,
-            decode_rows=0 if prefill else sum(output.total_num_scheduled_tokens for output in outputs),
-        )
+    def _note(self, record: StepRecord, work: Work, now: float) -> None:
         self.policy.ran(record, work)
-        self._running.append(_Running(record, now, made_decodes_wait=prefill and bool(work.decodes)))
+        waits = record.phase is Phase.PREFILL and bool(work.decodes)
+        self._running.append(_Running(record, now, made_decodes_wait=waits))
 
     def _account_rows(self, outputs: Sequence[SchedulerOutput]) -> dict[str, int]:
         """Give back the rows of the finished and the preempted, then give rows to those who start."""
@@ -148,6 +145,8 @@ class StepDirector:
             self._accounts.append(RowAccount(self.rows_per_lane))
         taken: dict[str, int] = {}
         for lane, (account, output) in enumerate(zip(self._accounts, outputs, strict=True)):
+            if not moves_requests(output):
+                continue
             for request_id in output.finished_req_ids:
                 account.release(request_id)
             for request_id in output.preempted_req_ids or ():
@@ -161,8 +160,8 @@ class StepDirector:
         return taken
 
 
-def _is_empty(outputs: Sequence[SchedulerOutput]) -> bool:
-    return not any(output.total_num_scheduled_tokens for output in outputs)
+def _tokens(outputs: Sequence[SchedulerOutput]) -> int:
+    return sum([output.total_num_scheduled_tokens for output in outputs])
 
 
 def _padded_tokens(output: SchedulerOutput, sizes: Sequence[int]) -> int:
