@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from prepare_smollm2 import prepare
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 from tt_registry import Registry
 from vllm import LLM, EngineArgs, ModelRegistry, envs
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm_tt_plugin import entrypoints
 
+from ..tiny_model import write_tiny
 from .watch import PlanWatch
 
 HERE = Path(__file__).parent
@@ -29,7 +29,6 @@ ORACLE = Path(__file__).resolve().parents[2] / "examples/models/oracle"
 ORACLES = ("Oracle", "UndeclaredOracle", "OracleVersion0")
 ORACLE_VOCAB = 61
 ORACLE_LAYERS = 1
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 Engines = Callable[..., LLM]
 REFUSALS = (ValueError, VLLMValidationError)
@@ -139,26 +138,7 @@ def smollm2_engine(shelf: EngineShelf, smollm2: Path) -> Engines:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
     """A random Llama of two small layers, with the tokenizer of SmolLM2."""
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1_024,
-        initializer_range=0.5,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
-    for name in TOKENIZER_FILES:
-        if (smollm2 / name).is_file():
-            (folder / name).write_bytes((smollm2 / name).read_bytes())
-    return folder
+    return write_tiny(tmp_path_factory.mktemp("tiny"), smollm2)
 
 
 @pytest.fixture(scope="session")
