@@ -109,8 +109,8 @@ def vllms(table: Any, vocab: int, grammar: Any) -> Callable[[Any], Any]:
 
     sampler = Sampler()
     sampler.topk_topp_sampler.forward = native
-    scheduled = SimpleNamespace(scheduled_spec_decode_tokens={})
-    batch = SimpleNamespace(req_ids=[state.request_id for state in table.by_row])
+    scheduled: Any = SimpleNamespace(scheduled_spec_decode_tokens={})
+    batch: Any = SimpleNamespace(req_ids=[state.request_id for state in table.by_row])
     seeded = [(row, s.sampling.seed, s.known) for row, s in enumerate(table.by_row) if s.sampling.seed]
 
     def sample(logits: Any) -> Any:

@@ -126,8 +126,9 @@ class Together(Driver):
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            for output in self.engine.llm_engine.step():
-                completion: Any = output.outputs[0]  # type: ignore[union-attr]
+            outputs: Any = self.engine.llm_engine.step()
+            for output in outputs:
+                completion = output.outputs[0]
                 self.answers[output.request_id] = Answer.of(completion)
                 if output.finished:
                     self.finished[output.request_id] = completion.finish_reason

@@ -9,7 +9,7 @@ of the time.
 Shapes: R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class RowMetadata(SamplingMetadata):
 
     limits: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Top-k (V where unlimited) and top-p of the rows that are drawn at random."""
-    prompts: dict[int, Sequence[int]] = field(default_factory=dict)
+    prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Prompt tokens of rows with penalties."""
     allowed: dict[int, list[int]] = field(default_factory=dict)
     """Token ids of rows that allow only some."""
@@ -96,6 +96,7 @@ class CpuSampler(Sampler):
                 logits, metadata, logprobs_mode_override
             )
             return whole
+        assert metadata.temperature is not None, "some row is random"
         sampled = torch.zeros(len(logits), dtype=torch.int64) if metadata.all_random else _argmax(logits)
         logits = self.apply_temperature(logits, metadata.temperature, metadata.all_random)
         for processor in metadata.logitsprocs.argmax_invariant:
