@@ -16,10 +16,19 @@ class Driver:
     finished: dict[str, str | None] = attrs.field(factory=dict)
     """Finish reason of each request that is over."""
 
-    def add(self, name: str, prompt: Sequence[int], params: SamplingParams, priority: int = 0) -> str:
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        priority: int = 0,
+        images: Sequence[Any] = (),
+    ) -> str:
         """Returns the name that the engine core uses."""
         self.tokens[name] = []
         prompt_of: Any = {"prompt_token_ids": list(prompt)}
+        if images:
+            prompt_of["multi_modal_data"] = {"image": list(images)}
         return self.engine.llm_engine.add_request(name, prompt_of, params, priority=priority)
 
     def abort(self, name: str) -> None:

@@ -83,6 +83,10 @@ class PhasedScheduler(AsyncScheduler):
             self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
         with self._gates(prefill, most_tokens):
             output = super().schedule(throttle_prefills)
+        for data in output.scheduled_new_reqs:
+            # vLLM leaves out the pixels of images that are in the prefix cache. Adapters are given all of them,
+            # and the cache may be gone when the request is resumed.
+            data.mm_features = self.requests[data.req_id].mm_features
         has_room = most_tokens is None or most_tokens >= self.chunk_sizes[0]
         if prefill and has_room and not output.total_num_scheduled_tokens:
             self._stalled = self._stall_key()

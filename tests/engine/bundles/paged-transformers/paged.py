@@ -33,6 +33,15 @@ class Step:
     tables: list[Tensor]
 
 
+@attrs.frozen
+class Reload:
+    """The reload commands that matter to a model whose sampling keeps no state."""
+
+    inputs: bool
+    page_table: bool
+    params: bool
+
+
 def paged_attention(
     module: Any,
     query: Tensor,
@@ -68,7 +77,7 @@ def _gather(cache: Tensor, blocks: Tensor) -> Tensor:
 AttentionInterface.register("paged", paged_attention)
 
 
-class PagedModel:
+class PagedModel(torch.nn.Module):
     """An adapter around a causal model of transformers, with version 1 of the reload commands."""
 
     network_class: ClassVar[Any]
@@ -83,6 +92,7 @@ class PagedModel:
     decode_input_update_contract = 1
 
     def __init__(self, *, network: Any, rows: int, lanes: int, vllm_config: object = None) -> None:
+        super().__init__()
         # vllm_config is never given: vLLM's inspection of the class looks for a parameter of that name.
         self.network = network
         self.rows, self.lanes = rows, lanes
@@ -137,7 +147,7 @@ class PagedModel:
     ) -> None:
         """Nothing to compile."""
 
-    def _tables_of(
+    def tables_of(
         self, layers: int, page_table: Tensor, by_layer: list[Tensor] | None, rows: int
     ) -> list[Tensor]:
         """A table ``[rows, W]`` for each layer, checked against the contract."""
@@ -159,36 +169,54 @@ class PagedModel:
             for table, (keys, _) in zip(tables, caches, strict=True)
         ]
 
-    def last_logits(self, step: Step, tokens: Tensor, **inputs: Any) -> Tensor:
-        """``[R, V]``, of each row's last token."""
+    def last_logits(self, step: Step, **inputs: Any) -> Tensor:
+        """``[R, V]``, of each row's last token. ``inputs`` hold its tokens, or what stands for them."""
         inputs = {"position_ids": step.positions, **inputs}
-        logits: Tensor = self.network(
-            input_ids=tokens, step=step, use_cache=False, logits_to_keep=1, **inputs
-        ).logits
+        with torch.inference_mode():
+            logits: Tensor = self.network(step=step, use_cache=False, logits_to_keep=1, **inputs).logits
         return logits[:, -1]
+
+    def prefill(
+        self,
+        kv_cache: list[LayerCache],
+        rows: Sequence[tuple[int, int, dict[str, Any]]],
+        tables: list[Tensor],
+        slots: Sequence[int],
+        sampling_params: TTSamplingParams | None,
+    ) -> Tensor:
+        """Logits ``[N, 1, V]``, or ids ``[N]``. ``rows``: start, end and inputs of each chunk."""
+        tables = self._in_lanes(tables, torch.tensor(slots), kv_cache)
+        last = []
+        for row, (start, end, inputs) in enumerate(rows):
+            step = Step(torch.arange(start, end)[None], kv_cache, [table[row, None] for table in tables])
+            last.append(self.last_logits(step, **inputs))
+        logits = torch.cat(last)
+        if sampling_params is None:
+            return logits[:, None]
+        return sample(logits, sampling_params, [end for _, end, _ in rows]).ids
 
     def decode(
         self,
         kv_cache: list[LayerCache],
         inputs: tuple[Tensor, Tensor, Tensor, list[Tensor] | None],
         sampling_params: TTSamplingParams | None,
-        commands: dict[str, bool],
+        commands: Reload,
     ) -> Tensor:
         """Logits ``[B, 1, V]`` with NaN in empty rows, or ids ``[B]``, after the reload commands."""
         tokens, positions, page_table, by_layer = inputs
-        require(not (commands["reload_inputs"] and commands["reload_page_table"]), "both reload commands")
-        if commands["reload_inputs"]:
+        require(not (commands.inputs and commands.page_table), "both reload commands")
+        if commands.inputs:
             self._tokens, self._positions = tokens[:, 0].long(), positions.long()
-        if commands["reload_inputs"] or commands["reload_page_table"]:
-            self._tables = self._tables_of(len(kv_cache), page_table, by_layer, len(page_table))
-        if commands["reload_sampling_params"]:
+        if commands.inputs or commands.page_table:
+            self._tables = self.tables_of(len(kv_cache), page_table, by_layer, len(page_table))
+        if commands.params:
             self._params = sampling_params
         rows = (self._positions >= 0).nonzero()[:, 0]
         tables = self._in_lanes([table[rows] for table in self._tables], rows, kv_cache)
         step = Step(self._positions[rows, None], kv_cache, tables)
         logits = torch.full((len(self._tokens), self.network.config.get_text_config().vocab_size), torch.nan)
-        with torch.inference_mode():
-            logits[rows] = self.last_logits(step, self._tokens[rows, None], **self.decode_inputs(rows, step))
+        tokens = self._tokens[rows, None]
+        logits[rows] = self.last_logits(step, input_ids=tokens, **self.decode_inputs(rows, step))
         if sampling_params is None:
             return logits[:, None]
         assert self._params is not None, "sampled before any parameters came"

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from paged import LayerCache, PagedModel, Step
+from paged import LayerCache, PagedModel, Reload
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
-from tt_sampling import TTSamplingParams, sample
+from tt_sampling import TTSamplingParams
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 
@@ -47,18 +47,13 @@ class WindowedQwen3(PagedModel):
         sampling_params: TTSamplingParams | None = None,
     ) -> Tensor:
         """Logits ``[N, 1, V]``, or ids ``[N]``."""
-        tables = self._tables_of(len(kv_cache), page_table, page_tables_per_layer, len(tokens))
-        tables = self._in_lanes(tables, torch.tensor(empty_slots), kv_cache)
-        last = []
-        for row, (start, end) in enumerate(zip(start_pos, prompt_lens, strict=True)):
-            positions = torch.arange(int(start), int(end))[None]
-            step = Step(positions, kv_cache, [table[row, None] for table in tables])
-            with torch.inference_mode():
-                last.append(self.last_logits(step, tokens[row, None, int(start) : int(end)].long()))
-        logits = torch.cat(last)
-        if sampling_params is None:
-            return logits[:, None]
-        return sample(logits, sampling_params, [int(end) for end in prompt_lens]).ids
+        tables = self.tables_of(len(kv_cache), page_table, page_tables_per_layer, len(tokens))
+        places = [(int(start), int(end)) for start, end in zip(start_pos, prompt_lens, strict=True)]
+        rows = [
+            (start, end, {"input_ids": row[None, start:end].long()})
+            for row, (start, end) in zip(tokens, places, strict=True)
+        ]
+        return self.prefill(kv_cache, rows, tables, empty_slots, sampling_params)
 
     def decode_forward(
         self,
@@ -71,7 +66,12 @@ class WindowedQwen3(PagedModel):
         read_from_device: bool,
         page_tables_per_layer: list[Tensor] | None = None,
         sampling_params: TTSamplingParams | None = None,
-        **commands: bool,
+        reload_inputs: bool,
+        reload_page_table: bool,
+        reload_sampling_params: bool,
+        reset_sampling_state: bool,
     ) -> Tensor:
+        """Logits ``[B, 1, V]``, or ids ``[B]``."""
+        commands = Reload(reload_inputs, reload_page_table, reload_sampling_params)
         inputs = (tokens, start_pos, page_table, page_tables_per_layer)
         return self.decode(kv_cache, inputs, sampling_params, commands)

@@ -1,0 +1,172 @@
+"""Images in prompts: tokens are those of transformers, whatever is cut, preempted, resumed or found cached."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from vllm import LLM, SamplingParams
+
+from .conftest import Engines, EngineShelf, lanes_of
+from .drive import Driver
+from .references import Reference
+from .watch import PlanWatch
+
+BUNDLE = Path(__file__).parent / "bundles/paged-transformers"
+ARCHITECTURE = "PagedQwen2VLForCausalLM"
+SPECIAL = ["<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+VOCAB = {token: index for index, token in enumerate([*sorted(ByteLevel.alphabet()), *SPECIAL])}
+START, END, PAD = (VOCAB[token] for token in SPECIAL[1:4])
+PATCH = 4
+NEW_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+ON_DEVICE: dict[str, Any] = {"additional_config": {"tt": {"sample_on_device_mode": "all"}}}
+
+
+@attrs.frozen
+class Prompt:
+    """Text in pieces, with an image between each two."""
+
+    pieces: Sequence[str]
+    sizes: Sequence[tuple[int, int]] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*_letters(self.pieces[0])] + [
+            token for piece in self.pieces[1:] for token in (START, PAD, END, *_letters(piece))
+        ]
+
+    @property
+    def images(self) -> list[Image.Image]:
+        return [_picture(width, height) for width, height in self.sizes]
+
+
+def _letters(text: str) -> list[int]:
+    return [VOCAB[letter] for letter in text]
+
+
+def _picture(width: int, height: int) -> Image.Image:
+    pixels = np.random.default_rng(width * 1_000 + height).integers(0, 255, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+PROMPTS = [
+    Prompt(["no"]),
+    Prompt(["look", "what"], [(16, 24)]),
+    Prompt(["", "begins"], [(48, 16)]),
+    Prompt(["ends", ""], [(16, 16)]),
+    Prompt(["a" * 17, "b", "c" * 9], [(32, 40), (24, 24)]),
+    Prompt(["no" * 30]),
+    Prompt(["x", "y", "z", "." * 20, "!"], [(8, 8), (40, 16), (8, 8), (16, 80)]),
+    Prompt(["a" * 17, "b", "c" * 30], [(32, 40), (24, 24)]),
+    Prompt(["look", "what"], [(16, 24)]),
+    Prompt(["look", "what"], [(24, 16)]),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen 2 VL with two small layers, an image processor and a tokenizer of single bytes."""
+    folder = tmp_path_factory.mktemp("vision")
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": len(VOCAB),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]},
+    }
+    vision = {
+        "depth": 1,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "patch_size": PATCH,
+        "initializer_range": 0.5,
+    }
+    tokens = {"image_token_id": PAD, "vision_start_token_id": START, "vision_end_token_id": END}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **tokens)
+    Qwen2VLForConditionalGeneration(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"architectures": [ARCHITECTURE]}))
+    sizes = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": 24 * (2 * PATCH) ** 2}
+    Qwen2VLImageProcessorPil(patch_size=PATCH, size=sizes).save_pretrained(folder)
+    Qwen2Tokenizer(vocab=VOCAB, merges=[], additional_special_tokens=SPECIAL[1:]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    bundle = tmp_path_factory.mktemp("bundle")
+    for module in ("paged.py", "vision.py"):
+        (bundle / module).symlink_to(BUNDLE / module)
+    metadata = {"arch": ARCHITECTURE, "main_class": "vision:PagedQwen2VL"}
+    (bundle / "vllm_metadata.json").write_text(json.dumps(metadata))
+    shelf = EngineShelf(bundle, [ARCHITECTURE.removesuffix("ForCausalLM")])
+
+    def build(**settings: Any) -> LLM:
+        return shelf(checkpoint, **{"max_model_len": 192, "max_num_seqs": 6, "block_size": 8} | settings)
+
+    yield build
+    shelf.close()
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Any:
+    loaded: Any = Qwen2VLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+    return loaded.eval()
+
+
+@pytest.fixture(scope="module")
+def processor(checkpoint: Path) -> Any:
+    return Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
+
+
+def compare(model: Any, processor: Any, prompt: Prompt, tokens: list[int]) -> None:
+    """Against transformers, which is given its own processing of the images."""
+    assert len(tokens) == NEW_TOKENS
+    ids, inputs = prompt.tokens, {}
+    if prompt.sizes:
+        inputs = dict(processor(images=prompt.images, return_tensors="pt"))
+        counts = iter((inputs["image_grid_thw"].prod(-1) // 4).tolist())
+        ids = [token for known in ids for token in ([PAD] * next(counts) if known == PAD else [known])]
+        inputs["mm_token_type_ids"] = torch.tensor([[token == PAD for token in ids + tokens[:-1]]]).int()
+    Reference.of(model, ids, tokens, **inputs).compare(tokens)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}],
+    ids=["host"],
+)
+def test_greedy_tokens_are_those_of_transformers(
+    settings: dict[str, Any],
+    engine_of: Engines,
+    model: Any,
+    processor: Any,
+    watch: Callable[[LLM], PlanWatch],
+) -> None:
+    engine = engine_of(**settings)
+    watching = watch(engine)
+    driver = Driver(engine)
+    for index, prompt in enumerate(PROMPTS):
+        driver.add(str(index), prompt.tokens, GREEDY, images=prompt.images)
+    driver.drain()
+    for index, prompt in enumerate(PROMPTS):
+        compare(model, processor, prompt, driver.tokens[str(index)])
+    assert watching.plans
+    for lane in lanes_of(engine):
+        pool = lane.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are still held"
