@@ -263,6 +263,27 @@ def test_a_lane_that_was_left_no_room_prefills_next(oracle_engine: Engines, watc
     driver.drain()
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "planned ahead"])
+def test_memory_that_runs_short_costs_one_request_its_row(
+    ahead: bool, oracle_engine: Engines, watch: Watch
+) -> None:
+    """Four requests come to need a block each in one step, and two blocks are free."""
+    engine = oracle_engine(
+        max_model_len=72,
+        num_gpu_blocks_override=19,
+        async_scheduling=ahead,
+        additional_config={"tt": {"sample_on_device_mode": "all"}},
+    )
+    watching, driver = watch(engine), Driver(engine)
+    prompts = {str(start): PLENTY[start:][:14] for start in range(4)}
+    for name, prompt in prompts.items():
+        driver.add(name, prompt, greedy(5))
+    driver.drain(limit=40)
+    preempted = [len(plan.preempted_req_ids or ()) for plan in watching.plans]
+    assert sum(preempted) == 1
+    assert driver.tokens == {name: expected(prompt, 5) for name, prompt in prompts.items()}
+
+
 class SlowGrammars:
     """Holds back the compilation of grammars in vLLM until it is released."""
 
