@@ -1,4 +1,4 @@
-"""Images in prompts: tokens are those of transformers, whatever is cut, preempted, resumed or found cached."""
+"""Images in prompts: tokens are those of transformers, in whatever chunks, resumed or found cached."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +13,11 @@ from PIL import Image
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from tt_scheduler import Phase
 from vllm import LLM, SamplingParams
+from vllm_tt_plugin.plan import StepPlan
 
-from .conftest import Engines, EngineShelf, lanes_of
+from .conftest import REFUSALS, Engines, EngineShelf, lanes_of
 from .drive import Driver
 from .references import Reference
 from .watch import PlanWatch
@@ -27,6 +29,8 @@ VOCAB = {token: index for index, token in enumerate([*sorted(ByteLevel.alphabet(
 START, END, PAD = (VOCAB[token] for token in SPECIAL[1:4])
 PATCH = 4
 NEW_TOKENS = 24
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40}
+"""Chunks, and too few blocks for all."""
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
 ON_DEVICE: dict[str, Any] = {"additional_config": {"tt": {"sample_on_device_mode": "all"}}}
 
@@ -77,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen 2 VL with two small layers, an image processor and a tokenizer of single bytes."""
     folder = tmp_path_factory.mktemp("vision")
     torch.manual_seed(0)
-    text = {
+    text: Any = {
         "vocab_size": len(VOCAB),
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -88,7 +92,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "initializer_range": 0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]},
     }
-    vision = {
+    vision: Any = {
         "depth": 1,
         "embed_dim": 32,
         "hidden_size": 32,
@@ -96,7 +100,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "patch_size": PATCH,
         "initializer_range": 0.5,
     }
-    tokens = {"image_token_id": PAD, "vision_start_token_id": START, "vision_end_token_id": END}
+    tokens: Any = {"image_token_id": PAD, "vision_start_token_id": START, "vision_end_token_id": END}
     config = Qwen2VLConfig(text_config=text, vision_config=vision, **tokens)
     Qwen2VLForConditionalGeneration(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     written = json.loads((folder / "config.json").read_text())
@@ -146,10 +150,46 @@ def compare(model: Any, processor: Any, prompt: Prompt, tokens: list[int]) -> No
     Reference.of(model, ids, tokens, **inputs).compare(tokens)
 
 
+def run(driver: Driver, model: Any, processor: Any) -> None:
+    """Finish all prompts; they are known by their place in PROMPTS."""
+    driver.drain()
+    for index, tokens in driver.tokens.items():
+        compare(model, processor, PROMPTS[int(index)], tokens)
+    for lane in lanes_of(driver.engine):
+        pool = lane.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are still held"
+
+
+def add(driver: Driver, *indices: int) -> None:
+    for index in indices:
+        driver.add(str(index), PROMPTS[index].tokens, GREEDY, images=PROMPTS[index].images)
+
+
+def cut_images(plans: Sequence[StepPlan]) -> list[str]:
+    """Requests with a chunk that ends inside of an image."""
+    places: dict[str, list[Any]] = {}
+    found = []
+    for plan in plans:
+        cached = plan.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for data in plan.scheduled_new_reqs:
+            starts[data.req_id] = data.num_computed_tokens
+            places[data.req_id] = [feature.mm_position for feature in data.mm_features]
+        for name, count in plan.num_scheduled_tokens.items():
+            end = starts[name] + count
+            found += [name for p in places[name] if p.offset < end < p.offset + p.length]
+    return found
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{}],
-    ids=["host"],
+    [
+        SMALL,
+        {**SMALL, **ON_DEVICE},
+        {"v2_wire_form": True, **SMALL, **ON_DEVICE},
+        {"data_parallel_size": 2, "max_num_seqs": 5, **SMALL, **ON_DEVICE},
+    ],
+    ids=["host", "device", "device, V2", "two lanes"],
 )
 def test_greedy_tokens_are_those_of_transformers(
     settings: dict[str, Any],
@@ -161,12 +201,67 @@ def test_greedy_tokens_are_those_of_transformers(
     engine = engine_of(**settings)
     watching = watch(engine)
     driver = Driver(engine)
-    for index, prompt in enumerate(PROMPTS):
-        driver.add(str(index), prompt.tokens, GREEDY, images=prompt.images)
+    add(driver, *range(len(PROMPTS)))
+    run(driver, model, processor)
+    assert watching.preemptions
+    assert cut_images(watching.plans) == []
+    assert max(plan.total_num_scheduled_tokens for plan in watching.plans) > 24, "chunks of several requests"
+    starts = [data.num_computed_tokens for plan in watching.plans for data in plan.scheduled_new_reqs]
+    assert any(starts) == ("data_parallel_size" not in settings), "a hit, where requests share a cache"
+
+
+@pytest.mark.parametrize("v2", [False, True], ids=["V1", "V2"])
+def test_a_step_of_resumed_requests_alone_computes_their_images_again(
+    v2: bool, engine_of: Engines, model: Any, processor: Any, watch: Callable[[LLM], PlanWatch]
+) -> None:
+    engine = engine_of(v2_wire_form=v2, **SMALL, **ON_DEVICE)
+    driver, watching = Driver(engine), watch(engine)
+    add(driver, 1, 3)
+    driver.step(9)
+    assert watching.phases[-2:] == [Phase.DECODE, Phase.DECODE]
+    driver.reset_running()
+    before = len(watching.plans)
+    run(driver, model, processor)
+    resumed = watching.plans[before]
+    assert (resumed.phase, len(resumed.rows)) == (Phase.PREFILL, 2)
+    assert not cut_images(watching.plans)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "chunks"),
+    [
+        # 18 tokens, an image of 20, three more, an image of 9, and ten
+        (PROMPTS[4], 28, [18, 23, 19]),
+        # 121 tokens, an image of 24, 102 more, an image of 24, and 41: 128 is a size of chunks
+        (Prompt(["a" * 120, "b" * 100, "c" * 40], [(64, 24), (64, 24)]), 256, [121, 191]),
+    ],
+    ids=["no room for all", "no such size"],
+)
+def test_a_chunk_ends_before_an_image_or_behind_it(
+    prompt: Prompt, most: int, chunks: list[int], engine_of: Engines, watch: Callable[[LLM], PlanWatch]
+) -> None:
+    engine = engine_of(max_num_batched_tokens=most, max_model_len=448)
+    watching, driver = watch(engine), Driver(engine)
+    driver.add("a", prompt.tokens, GREEDY, images=prompt.images)
     driver.drain()
-    for index, prompt in enumerate(PROMPTS):
-        compare(model, processor, prompt, driver.tokens[str(index)])
-    assert watching.plans
-    for lane in lanes_of(engine):
-        pool = lane.kv_cache_manager.block_pool
-        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks are still held"
+    prefills = [plan for plan in watching.plans if plan.phase is Phase.PREFILL]
+    assert [plan.total_num_scheduled_tokens for plan in prefills] == chunks
+
+
+def test_a_video_is_refused(engine_of: Engines) -> None:
+    engine = engine_of(**SMALL)
+    frames = np.zeros((2, 8, 8, 3), np.uint8)
+    asked: Any = {"prompt_token_ids": [START, PAD, END], "multi_modal_data": {"video": frames}}
+    with pytest.raises(REFUSALS, match=r"At most 0 video\(s\)"):
+        engine.llm_engine.add_request("video", asked, GREEDY)
+
+
+def test_a_prompt_of_text_with_an_image(engine_of: Engines) -> None:
+    """Through vLLM's own rendering, with a tokenizer."""
+    engine = engine_of(**SMALL)
+    asked: Any = {
+        "prompt": "a<|vision_start|><|image_pad|><|vision_end|>b",
+        "multi_modal_data": {"image": _picture(16, 24)},
+    }
+    (output,) = engine.generate(asked, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == [VOCAB["a"], START, *6 * [PAD], END, VOCAB["b"]]

@@ -110,14 +110,15 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
 
 
 def whole_items(items: Iterable["MultiModalFeatureSpec"], start: int, count: int, most: int) -> int:
-    """``count`` tokens from ``start`` on, changed so that the chunk ends inside of no item.
+    """The length of a chunk of about ``count`` tokens from ``start`` on, at most ``most``, that cuts no item.
 
-    It ends before the item, or where it begins with it, behind it: ``most`` tokens are enough for that, since
-    vLLM cut them so.
+    It ends before the item, or behind one that it starts with; 0 if that is too long.
     """
     end = start + count
     for item in items:
         first, behind = item.mm_position.offset, item.mm_position.offset + item.mm_position.length
         if first < end < behind:
-            return first - start if start < first else min(behind - start, most)
+            if start < first:
+                return first - start
+            return behind - start if count and behind - start <= most else 0
     return count
