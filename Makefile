@@ -28,8 +28,8 @@ test-engines: setup
 test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
 
-soak: setup ## any schedule of requests, for hours: about a million steps
-	@SOAK_EXAMPLES=1500 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
+soak: setup ## any schedule of requests on every kind of engine, for an hour or two: over a million tokens
+	@SOAK_EXAMPLES=500 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
 
 check: setup ## lint, types, import contracts, public names and house rules
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target lint types imports rules

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from vllm import LLM
 
+from .configurations import PLAIN
 from .conftest import Engines, lanes_of
 from .drive import Driver
-from .test_any_schedule import BLOCK, ROWS, Arrival, Event, events
+from .scenarios import Event, live, timelines
 from .watch import PlanWatch
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -36,12 +36,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def test_both_ways_plan_the_same(
     configuration: dict[str, Any], oracle_engine: Engines, watch: Callable[[LLM], PlanWatch]
 ) -> None:
-    plain = {"max_num_seqs": ROWS, "block_size": BLOCK, "max_model_len": 72}
     rest = dict(configuration)
     mode = rest.pop("sample_on_device_mode", None)
     engines = [
         oracle_engine(
-            **plain | rest,
+            **PLAIN | rest,
             additional_config={"tt": {"direct_decode": direct, "sample_on_device_mode": mode}},
         )
         for direct in (True, False)
@@ -54,7 +53,7 @@ def test_both_ways_plan_the_same(
         phases=(Phase.explicit, Phase.generate, Phase.target),
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.lists(events, min_size=2, max_size=12))
+    @given(timelines)
     def scenario(timeline: list[Event]) -> None:
         drivers = [Driver(engine) for engine in engines]
         for engine, watching, driver in zip(engines, watches, drivers, strict=True):
@@ -71,19 +70,6 @@ def test_both_ways_plan_the_same(
         "the short way was hardly ever taken"
     )
     assert sum(lane.direct_steps for lane in lanes_of(engines[1])) == 0
-
-
-def live(driver: Driver, timeline: list[Event]) -> None:
-    for event in timeline:
-        driver.step(event.steps)
-        match event.what:
-            case Arrival() as arrival:
-                driver.add(str(len(driver.tokens)), arrival.prompt, arrival.params, arrival.priority)
-            case int(index) if str(index) in driver.tokens and str(index) not in driver.finished:
-                driver.abort(str(index))
-            case None:
-                driver.reset_running()
-    driver.drain()
 
 
 def told(plan: Any) -> tuple[Any, ...]:
