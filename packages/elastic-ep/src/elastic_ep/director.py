@@ -161,7 +161,7 @@ class Director:
     def _event(self, event: Event) -> None:
         before = self.state
         self.state, actions = coordinate(before, event)
-        if self.state != before:
+        if _decided(self.state) != _decided(before):
             self._rendezvous.publish(STATE, encode(self.state, (Coordinator,)))
             self._set_deadline(before)
         for action in actions:
@@ -201,3 +201,9 @@ class Director:
         self._ranks = {rank: other for rank, other in self._ranks.items() if other is not frames}
         if self._host is frames:
             self._host = None
+
+
+def _decided(state: Coordinator) -> Coordinator:
+    """Without the answers that are in so far: nothing is said that follows from some of them, and each is
+    given again to a coordinator that asks again."""
+    return attrs.evolve(state, waiting=(), cards=(), stops=())

@@ -7,9 +7,12 @@ coordinator and says that this rank lives.
 
 import functools
 import queue
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
+
+import attrs
 
 from elastic_ep.codec import decode, encode
 from elastic_ep.errors import FencedError, ServeError, TransportError
@@ -51,8 +54,12 @@ from elastic_ep.wire import Ballot, CommitAt, Fence, Hello, Message
 
 Cards = tuple[tuple[int, bytes], ...]
 
-IDLE = 0.0002
-"""Seconds between polls of a rank that does not serve."""
+IDLE, ALERT = 0.002, 0.0002
+"""Seconds between polls of a rank that does not serve: before it is prepared, and when it is called for any
+step now."""
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which a thread lets others run: word of a fence must not wait for the serving one."""
 
 
 def run_rank(
@@ -67,6 +74,7 @@ def run_rank(
     def make() -> Rank:
         return Rank(seat, build(seat.rank), make_transport, make_runner)
 
+    sys.setswitchinterval(SWITCH_INTERVAL)
     at_niceness(seat.niceness, make).serve()
 
 
@@ -93,7 +101,7 @@ class Rank:
         self.rendezvous = Rendezvous.join(seat.meeting)
         find = functools.partial(find_director, self.rendezvous)
         self._link = Link(find, tuple, self._beat, self._deliver, seat.patience.beat)
-        self._fence = ballot
+        self._fence = attrs.astuple(ballot)
         self._stuck: tuple[Ballot, float] | None = None
         self._prepared: Preparation | None = None
         self._leaves = False
@@ -151,7 +159,8 @@ class Rank:
 
     def _idle(self) -> None:
         self.plane.transport.poll()
-        time.sleep(IDLE)
+        preparing = self.member.phase in (MemberPhase.JOINING, MemberPhase.PREPARING)
+        time.sleep(IDLE if preparing else ALERT)
 
     def _event(self, event: MemberEvent) -> None:
         self.member, actions = act(self.member, event)
@@ -250,13 +259,14 @@ class Rank:
         """Whether the running step is fenced; asked all the while it waits. Says now and then who is late."""
         patience = self.seat.patience.suspect
         due = time.monotonic() + patience
+        ballot = attrs.astuple(self.member.ballot)
 
         def fenced() -> bool:
             nonlocal due
             if time.monotonic() > due:
                 due += patience
                 self._suspect(self.plane.lane.late, f"late by {patience} s or more")
-            return self._fence > self.member.ballot
+            return self._fence > ballot
 
         return fenced
 
@@ -274,7 +284,7 @@ class Rank:
     def _deliver(self, data: bytes) -> None:
         message = decode(data)
         if isinstance(message, Fence):
-            self._fence = max(self._fence, message.ballot)
+            self._fence = max(self._fence, attrs.astuple(message.ballot))
         self.inbox.put(message)
 
 

@@ -48,10 +48,14 @@ class Step:
         return self._runners[0].fingerprint()
 
     def capture(self) -> None:
-        """Record all programs; contents of the static tensors may change."""
+        """Record all programs, and run each so that its first step is no slower than others.
+
+        Contents of the static tensors may change.
+        """
         static = self.static
         for runner, program in zip(self._runners, self._programs, strict=True):
             runner.capture(program, static)
+            runner.replay()
 
     def check(self) -> None:
         """RunnerError if a static tensor was replaced or moved since the capture."""

@@ -4,7 +4,6 @@ Implementations: `elastic_ep.transport_memory` (deterministic, for tests) and `e
 All of them run `elastic_ep.testing.transport_conformance`.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -13,6 +12,9 @@ import attrs
 import torch
 
 from elastic_ep.errors import DeadlineError, FencedError, TransportError
+
+SPINS, NAP = 4, 50e-6
+"""A wait polls so often without a rest, then with so many seconds in between."""
 
 
 @attrs.frozen
@@ -114,15 +116,16 @@ def wait_until(
     """Poll until a condition holds. Raises FencedError and DeadlineError like `wait`; ``late`` says what is
     missing."""
     deadline = time.monotonic() + seconds
+    polls = 0
     while not condition():
         if interrupted():
             raise FencedError("the wait was interrupted by a fence")
         if time.monotonic() > deadline:
             raise DeadlineError(f"after {seconds} s still waiting for {late()}")
         transport.poll()
-        # The first gives the core to other processes, the second the interpreter to threads of this one.
-        os.sched_yield()
-        time.sleep(0)
+        polls += 1
+        # Where there are more ranks than cores, one that spins takes the time of those it waits for.
+        time.sleep(0 if polls < SPINS else NAP)
 
 
 def check_region(region: str, tensor: torch.Tensor) -> None:
