@@ -8,11 +8,12 @@ import pytest
 import torch
 from tt_registry import Capabilities
 from tt_sampling import ReloadCommands, TTSamplingParams
-from vllm_tt_plugin.adapter import Adapter, DecodeInputs, DeviceSampling, PrefillInputs, StepResult
+from vllm_tt_plugin.adapter import Adapter
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.kv_cache import LayerCache
 from vllm_tt_plugin.mesh import HostMesh
+from vllm_tt_plugin.step_data import DecodeInputs, DeviceSampling, PrefillInputs, StepResult
 
 from .conftest import MakeConfig, with_lanes
 from .strict_adapters import VOCAB, HostSampled, KeywordOnly, Language, Version0, Version1, logits

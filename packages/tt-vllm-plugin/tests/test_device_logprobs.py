@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tt_sampling import RowParams, pack, sample
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.sampler import Sampler
-from vllm_tt_plugin.adapter import DeviceSampling, StepResult
 from vllm_tt_plugin.device_logprobs import device_logprobs
 from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.step_data import DeviceSampling, StepResult
 
 VOCAB = 90
 Counts = list[int | None]

@@ -12,88 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 import torch
 from tt_registry import Capabilities
-from tt_sampling import ReloadCommands, TTSamplingParams
+from tt_sampling import ReloadCommands
 
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
-from vllm_tt_plugin.images import Inputs, PrefillImages
+from vllm_tt_plugin.images import Inputs
 from vllm_tt_plugin.kv_cache import LayerCache, PageTables
 from vllm_tt_plugin.lanes import lanes_of
 from vllm_tt_plugin.mesh import Mesh
+from vllm_tt_plugin.step_data import DecodeHandle, DecodeInputs, DeviceSampling, PrefillInputs, StepResult
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-
-@attrs.frozen
-class PrefillInputs:
-    """Chunks of N requests: the model computes ``tokens[i, start_pos[i]:prompt_lens[i]]``."""
-
-    tokens: torch.Tensor
-    """int32 ``[N, S]`` from position 0, right padded with 0."""
-    page_table: torch.Tensor
-    """int32 ``[N, W]``."""
-    prompt_lens: npt.NDArray[np.int64]
-    """End position of each chunk ``[N]``."""
-    start_pos: npt.NDArray[np.int32]
-    """Tokens already in the cache ``[N]``."""
-    empty_slots: list[int]
-    """The row each request's state is written to."""
-    page_tables_per_layer: list[torch.Tensor] | None = None
-    """int32 ``[capacity, W]`` for each layer, where there are several KV cache groups."""
-    images: PrefillImages | None = None
-
-
-@attrs.frozen
-class DecodeInputs:
-    """One token for each row; rows whose position is -1 are passed over."""
-
-    tokens: torch.Tensor
-    """int32 ``[B, 1]``."""
-    start_pos: torch.Tensor
-    """int32 ``[B]``."""
-    page_table: torch.Tensor
-    """int32 ``[B, W]``."""
-    page_tables_per_layer: list[torch.Tensor] | None = None
-    """int32 ``[capacity, W]`` for each layer, where there are several KV cache groups."""
-    rope_deltas: list[int] | None = None
-    """By row, up to the highest one that decodes; None where they are those of the last decode."""
-
-
-@attrs.frozen
-class DeviceSampling:
-    """What a step that is sampled on the device needs; token histories only where a row has a penalty."""
-
-    params: TTSamplingParams
-    prompt_tokens: torch.Tensor | None = None
-    output_tokens: torch.Tensor | None = None
-
-
-@attrs.frozen
-class StepResult:
-    """What a step computed, on the host: logits, or tokens sampled on the device with their logprobs."""
-
-    logits: torch.Tensor | None = None
-    """``[N or B, V]``."""
-    tokens: torch.Tensor | None = None
-    """``[N or B]``."""
-    logprobs: Any = None
-    rope_deltas: list[int] | None = None
-    """``[N]``, of a prefill whose model has RoPE positions of its own for each request."""
-
-
-@attrs.frozen
-class DecodeHandle:
-    """A decode that the device was given; its output is on the way to the host, or there already."""
-
-    out: Any
-    events: tuple[Any, ...] | None
-    """What to wait for before reading; None if the adapter gave host tensors at once."""
-    sampling: DeviceSampling | None
 
 
 @attrs.define

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vllm_tt_plugin.adapter import DecodeInputs, PrefillInputs
 from vllm_tt_plugin.images import PrefillImages
 from vllm_tt_plugin.kv_cache import PageTables
 from vllm_tt_plugin.requests import RequestState, RequestTable
+from vllm_tt_plugin.step_data import DecodeInputs, PrefillInputs
 
 Tokens = npt.NDArray[np.integer[Any]]
 """Sampled token ids, one for each request of a step."""

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_tt_plugin.adapter import DeviceSampling, StepResult
 from vllm_tt_plugin.errors import StepError
+from vllm_tt_plugin.step_data import DeviceSampling, StepResult
 
 
 def device_logprobs(

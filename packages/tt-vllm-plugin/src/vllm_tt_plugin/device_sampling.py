@@ -19,11 +19,11 @@ from tt_sampling import (
     row_reasons,
 )
 
-from vllm_tt_plugin.adapter import DeviceSampling
 from vllm_tt_plugin.batch import histories
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.metrics import RouteMetrics
 from vllm_tt_plugin.requests import RequestState, RequestTable
+from vllm_tt_plugin.step_data import DeviceSampling
 
 logger = logging.getLogger("vllm.tt_plugin")
 RAW = "raw_logprobs"

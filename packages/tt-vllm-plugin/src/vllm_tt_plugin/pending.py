@@ -14,8 +14,8 @@ from collections.abc import Callable
 import attrs
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from vllm_tt_plugin.adapter import DecodeHandle
 from vllm_tt_plugin.batch import Decoding
+from vllm_tt_plugin.step_data import DecodeHandle
 
 
 @attrs.define(eq=False)

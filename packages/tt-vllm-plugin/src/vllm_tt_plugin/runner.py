@@ -15,7 +15,7 @@ from vllm.v1.outputs import (
     ModelRunnerOutput,
 )
 
-from vllm_tt_plugin.adapter import Adapter, DecodeHandle
+from vllm_tt_plugin.adapter import Adapter
 from vllm_tt_plugin.batch import DecodeBatch, Decoding, Tokens, prefill_inputs
 from vllm_tt_plugin.device_logprobs import device_logprobs
 from vllm_tt_plugin.device_sampling import DeviceSampler
@@ -24,6 +24,7 @@ from vllm_tt_plugin.host_sampling import HostSampler
 from vllm_tt_plugin.pending import PendingDecodes
 from vllm_tt_plugin.plan import StepPlan
 from vllm_tt_plugin.requests import RequestState, RequestTable
+from vllm_tt_plugin.step_data import DecodeHandle
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
