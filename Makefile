@@ -6,7 +6,8 @@ BIN := .venv/bin
 # Each server that a test starts imports vLLM and torch: without cached bytecode, twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 ENGINES := tests/engine tests/models
-REST := packages $(filter-out $(ENGINES:%=%/), $(wildcard tests/*/))
+SOAK := tests/soak
+REST := packages $(filter-out $(ENGINES:%=%/) $(SOAK)/, $(wildcard tests/*/))
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +29,8 @@ test-engines: setup
 test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
 
-soak: setup ## any schedule of requests on every kind of engine, for an hour or two: over a million tokens
+soak: setup ## hours: a million tokens on every kind of engine, ten thousand streams over HTTP
+	@OMP_NUM_THREADS=1 tools/stage.sh "soak over HTTP" $(BIN)/pytest --timeout=0 $(SOAK) $(ARGS)
 	@SOAK_EXAMPLES=500 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
 
 check: setup ## lint, types, import contracts, public names and house rules
