@@ -51,7 +51,7 @@ def serve(setup: Setup, arrivals: list[Arrival], targets: tuple[float, float]) -
     }
     runs = {name: simulate(arrivals, setup, mode) for name, mode in modes.items()}
     sizes = setup.device.padded_to
-    strange = PhasePure(BoundedGap(targets[0], sizes), sizes)
+    strange = PhasePure(BoundedGap(targets[0], sizes, lanes=setup.lanes), sizes)
     runs["strange"] = simulate(arrivals, attrs.evolve(setup, jitter=0.1), strange)
     return Served(setup, runs, {name: summarize(run) for name, run in runs.items()})
 

@@ -177,6 +177,9 @@ def test_a_roomy_target_lets_short_prompts_share_a_step_with_a_large_chunk() -> 
     policy = BoundedGap(2.0, SIZES, Line(0.2, 0.001), Line(0.1, 0.0))
     assert policy.choose(contested) == Choice(Phase.PREFILL, 1024 + 512)
     assert policy.choose(attrs.evolve(contested, gap_s=0.2)) == Choice(Phase.PREFILL, 1024 + 256)
+    roomy = BoundedGap(5.0, SIZES, Line(0.2, 0.001), Line(0.1, 0.0))
+    assert roomy.choose(contested) == Choice(Phase.PREFILL, 2048)
+    assert attrs.evolve(roomy, lanes=2).choose(contested) == Choice(Phase.PREFILL, 4096)
 
 
 def test_nothing_is_bounded_while_nobody_decodes() -> None:

@@ -66,7 +66,7 @@ def check_steps(run: Run, setup: Setup, mixed: bool) -> None:
     for ran in run.steps:
         assert ran.step.prefills or ran.step.decode_rows
         assert mixed or not (ran.step.prefills and ran.step.decode_rows)
-        assert sum(ran.step.prefills) <= setup.step_tokens
+        assert max(ran.lane_prefills) <= setup.step_tokens
         assert max(ran.lane_decodes) <= setup.shape.rows
         assert sum(ran.lane_decodes) == ran.step.decode_rows
         assert sum(ran.lane_prefills) == sum(ran.step.prefills)
@@ -104,10 +104,21 @@ def test_a_decode_without_a_block_preempts_the_youngest_and_it_comes_back() -> N
 
 
 def test_the_lane_that_has_waited_longest_prefills_first() -> None:
+    class Capped(PrefillFirst):
+        def choose(self, work: Work) -> Choice:
+            return attrs.evolve(super().choose(work), prefill_tokens=64)
+
     setup = Setup(DEVICE, LaneShape(rows=4, blocks=100), lanes=2, step_tokens=64)
     trace = [Arrival(0.0, 128, 1), Arrival(0.01, 192, 1), Arrival(0.02, 10, 1)]
-    run = simulate(trace, setup, mode_named("prefill-first", setup))
+    run = simulate(trace, setup, PhasePure(Capped(), DEVICE.padded_to))
     assert [step.lane_prefills for step in run.steps[:5]] == [(64, 0), (64, 0), (0, 64), (0, 64), (0, 64)]
+
+
+def test_each_lane_has_a_budget_of_its_own() -> None:
+    setup = Setup(DEVICE, LaneShape(rows=4, blocks=100), lanes=2, step_tokens=64)
+    for name in ("prefill-first", "bounded-gap:1e9", "mixed"):
+        run = simulate([Arrival(0.0, 128, 1)] * 2, setup, mode_named(name, setup))
+        assert [step.lane_prefills for step in run.steps] == [(64, 64)] * 2
 
 
 def test_a_policy_that_serves_nobody_is_named() -> None:

@@ -31,11 +31,11 @@ class BoundedGap:
     """Keep the gap between two tokens of every running request under ``target_s``; prefill in the rest.
 
     While both sides wait, it makes room for the most prefill after which a decode still ends in time: one
-    chunk, or the largest and others beside it that come to one more. It decodes if there is none, or if what
-    would still fit is so small that a decode and then a larger chunk prefill faster. Where not even the
-    smallest chunk and one decode fit into the target, it alternates the two, says so of such
-    chunks, and takes the next larger size each time that the oldest waiting request has waited ``patience_s``
-    more.
+    chunk, or several, up to twice the largest for each of ``lanes`` that prefill side by side. It decodes if
+    there is none, or if what would still fit is so small that a decode and then a larger chunk prefill
+    faster. Where not even the smallest chunk and one decode fit into the target, it alternates the two, says
+    so of such chunks, and takes the next larger size each time that the oldest waiting request has waited
+    ``patience_s`` more.
 
     The line of a chunk's seconds by tokens and that of a decode's by rows start from the priors and follow
     what is measured. A step that changes the phase is learned apart, for a change may cost something itself.
@@ -49,6 +49,7 @@ class BoundedGap:
     prefill_prior: Line = PREFILL_PRIOR
     decode_prior: Line = DECODE_PRIOR
     patience_s: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
+    lanes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     _first_chunk: LearnedCost = attrs.field(init=False)
     _next_chunk: LearnedCost = attrs.field(init=False)
     _decode: LearnedCost = attrs.field(init=False)
@@ -67,7 +68,8 @@ class BoundedGap:
         self._next_chunk = LearnedCost(self.prefill_prior)
         self._decode = LearnedCost(self.decode_prior)
         largest = self.chunk_sizes[-1]
-        self._rooms = (*self.chunk_sizes, *(largest + size for size in self.chunk_sizes))
+        more = range(3 * largest, 2 * largest * self.lanes + 1, largest)
+        self._rooms = (*self.chunk_sizes, *(largest + size for size in self.chunk_sizes), *more)
 
     def choose(self, work: Work) -> Choice:
         if not work.prefills:

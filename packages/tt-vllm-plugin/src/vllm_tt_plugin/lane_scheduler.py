@@ -70,7 +70,8 @@ class TTLaneCoordinator(SchedulerInterface):
         self._lane_of: dict[str, Lane] = {}
         config = TTConfig.from_additional_config(vllm_config.additional_config)
         can_resume = bool(vllm_config.scheduler_config.enable_chunked_prefill)
-        policy = phase_policy(config, can_resume, most_tokens=self.lanes[0].max_num_scheduled_tokens)
+        most_tokens = self.lanes[0].max_num_scheduled_tokens
+        policy = phase_policy(config, can_resume, most_tokens, len(self.lanes))
         self._director = StepDirector(policy, lane_config.scheduler_config.max_num_seqs)
 
     def schedule(self, throttle_prefills: bool = False) -> LanePlan:

@@ -176,9 +176,9 @@ def _carry_on(tried: SchedulerOutput, output: SchedulerOutput) -> None:
     output.free_encoder_mm_hashes = [*tried.free_encoder_mm_hashes, *output.free_encoder_mm_hashes]
 
 
-def phase_policy(config: TTConfig, can_resume_prefill: bool, most_tokens: int) -> PhasePolicy:
+def phase_policy(config: TTConfig, can_resume_prefill: bool, most_tokens: int, lanes: int = 1) -> PhasePolicy:
     """The policy that ``config`` names; without a name, interleave where a prefill can be cut into chunks and
-    resumed, else prefill first. ``most_tokens`` is the largest chunk."""
+    resumed, else prefill first. ``most_tokens`` is the largest chunk of a lane."""
     name = config.phase_policy
     if name is None:
         interleaves = can_resume_prefill and config.decode_interleave_enabled
@@ -186,5 +186,5 @@ def phase_policy(config: TTConfig, can_resume_prefill: bool, most_tokens: int) -
     if name == "interleave":
         return Interleave(config.decode_interleave_prefill_steps, config.decode_interleave_decode_steps)
     if name == "bounded_gap":
-        return BoundedGap(config.target_itl_ms / 1e3, chunk_sizes(most_tokens))
+        return BoundedGap(config.target_itl_ms / 1e3, chunk_sizes(most_tokens), lanes=lanes)
     return PrefillFirst()

@@ -49,7 +49,7 @@ class Mode(Protocol):
     """How a step is filled."""
 
     def fill(self, lanes: Sequence[Lane], now: float, budget: int) -> list[LaneSlice]:
-        """A slice for each lane, with at most ``budget`` tokens to compute in all."""
+        """A slice for each lane, with at most ``budget`` tokens to compute in each."""
         ...
 
     def measured(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ class PhasePure:
     """Steps of one phase, which a policy chooses.
 
     Prompts are cut into chunks of ``sizes``. Where the policy caps a prefill step, chunks count as padded to
-    them; the budget of tokens that all steps have counts chunks as they are, like vLLM's.
+    them; the budget of tokens that each lane has in all steps counts chunks as they are, like vLLM's.
     """
 
     policy: PhasePolicy
@@ -98,10 +98,12 @@ class MixedBudget:
     step_tokens: int | None = None
 
     def fill(self, lanes: Sequence[Lane], now: float, budget: int) -> list[LaneSlice]:
+        most = min(budget, self.step_tokens or budget)
         decodes = [lane.decode() for lane in lanes]
-        spent = sum(map(len, decodes))
-        prefills = _prefill(lanes, max(0, min(budget, self.step_tokens or budget) - spent))
-        return [LaneSlice(part.chunks, rows) for part, rows in zip(prefills, decodes, strict=True)]
+        return [
+            LaneSlice(lane.prefill(max(0, most - len(rows)), math.inf), rows)
+            for lane, rows in zip(lanes, decodes, strict=True)
+        ]
 
     def measured(self, seconds: float) -> None:
         """Nothing to learn."""
@@ -115,7 +117,7 @@ class Setup:
     shape: LaneShape
     lanes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     step_tokens: int = attrs.field(default=2048, validator=attrs.validators.ge(1))
-    """Most tokens in a step (vLLM's ``max_num_batched_tokens``)."""
+    """Most tokens of a lane in a step (vLLM's ``max_num_batched_tokens``)."""
     jitter: float = attrs.field(default=0.0, validator=(attrs.validators.ge(0), attrs.validators.lt(1)))
     """Each step takes its cost times a random factor from ``1 - jitter`` to ``1 + jitter``."""
     seed: int = 0
@@ -192,10 +194,8 @@ def _route(
     requests.append(request)
 
 
-def _prefill(
-    lanes: Sequence[Lane], budget: int, cap: int | None = None, sizes: Sequence[int] = ()
-) -> list[LaneSlice]:
-    """One budget for all lanes; the lane whose request has waited longest takes first."""
+def _prefill(lanes: Sequence[Lane], budget: int, cap: int | None, sizes: Sequence[int]) -> list[LaneSlice]:
+    """``budget`` for each lane, ``cap`` for all; the lane whose request has waited longest takes first."""
     room = math.inf if cap is None else cap
 
     def oldest(index: int) -> float:
@@ -206,7 +206,6 @@ def _prefill(
     for index in sorted(range(len(lanes)), key=oldest):
         chunks = lanes[index].prefill(budget, room, sizes)
         slices[index] = LaneSlice(chunks)
-        budget -= sum(chunk.tokens for chunk in chunks)
         room -= sum(padded(chunk.tokens, sizes) for chunk in chunks)
     return slices
 

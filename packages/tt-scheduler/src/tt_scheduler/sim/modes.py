@@ -39,5 +39,6 @@ def _bounded_gap(target_s: float, setup: Setup) -> PhasePure:
         sizes,
         prefill_prior=Line(device.prefill_fixed_s + device.switch_s, device.prefill_token_s),
         decode_prior=Line(device.decode_fixed_s + device.switch_s, device.decode_row_s),
+        lanes=setup.lanes,
     )
     return PhasePure(policy, sizes)
