@@ -95,9 +95,12 @@ def vllm_config(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> "
 
 
 @pytest.fixture
-def plugin_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the plugin logs; vLLM's loggers do not pass it on to the root."""
+def plugin_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    """What the plugin logs. vLLM's loggers pass nothing on to the root, once vLLM has set them up."""
     logger = logging.getLogger("vllm.tt_plugin")
+    monkeypatch.setattr(logger, "propagate", False)
     logger.addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, logger.name):
         yield caplog

@@ -14,6 +14,7 @@ from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.kv_cache import LayerCache
 from vllm_tt_plugin.mesh import HostMesh
 from vllm_tt_plugin.step_data import DecodeInputs, DeviceSampling, PrefillInputs, StepResult
+from vllm_tt_plugin.warmup import warm_up
 
 from .conftest import MakeConfig, with_lanes
 from .strict_adapters import VOCAB, HostSampled, KeywordOnly, Language, Version0, Version1, logits
@@ -260,7 +261,7 @@ def test_everything_is_compiled_before_anything_is_traced(
     mode: str | None, passes: list[tuple[bool, bool]], on_device: bool
 ) -> None:
     made = adapter(HostSampled, trace_mode=mode)
-    made.warm_up(can_sample_on_device=on_device)
+    warm_up(made, can_sample_on_device=on_device)
     order = [(name, kwargs["enable_trace"]) for name, _, kwargs in made.model.calls]
     assert order == [
         call
@@ -289,7 +290,7 @@ class WarmsUpOnce(HostSampled):
 
 def test_the_second_warm_up_is_not_skipped() -> None:
     made = adapter(WarmsUpOnce)
-    made.warm_up(can_sample_on_device=False)
+    warm_up(made, can_sample_on_device=False)
     assert made.model.already_warmed_up_prefill
 
 

@@ -79,26 +79,6 @@ class Adapter:
             self.kv_cache = _call(self.model.allocate_kv_cache_per_layer, {"per_layer_specs": specs})
         self.page_tables = PageTables.of(layers, page_table_width)
 
-    def warm_up(self, can_sample_on_device: bool) -> None:
-        """Two passes: compile every program, then capture traces. A program compiled after a capture could
-        corrupt that trace's memory."""
-        passes = [(False, False)]
-        if self.config.traces_prefill or self.config.traces_decode:
-            passes.append((self.config.traces_prefill, self.config.traces_decode))
-        for prefill_trace, decode_trace in passes:
-            if hasattr(self.model, "already_warmed_up_prefill"):
-                self.model.already_warmed_up_prefill = False
-            self.model.warmup_model_prefill(
-                kv_cache=self.kv_cache, enable_trace=prefill_trace, can_sample_on_device=can_sample_on_device
-            )
-            self.model.warmup_model_decode(
-                kv_cache=self.kv_cache,
-                max_batch_size=self.max_rows,
-                num_blocks=self.page_tables.width,
-                can_sample_on_device=can_sample_on_device,
-                enable_trace=decode_trace,
-            )
-
     def note_decode_sizes(self) -> None:
         """Read the decode sizes that the warmed-up model accepts."""
         sizes = getattr(self.model, "tt_supported_decode_batch_sizes", None)

@@ -20,6 +20,7 @@ from vllm_tt_plugin.plan import StepPlan
 from vllm_tt_plugin.requests import RequestTable
 from vllm_tt_plugin.runner import TTRunner
 from vllm_tt_plugin.served_model import ServedModel
+from vllm_tt_plugin.warmup import ProgramWatch, warm_up
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
@@ -35,6 +36,7 @@ class TTWorker(WorkerBase):
         self._mesh: Mesh | None = None
         self._adapter: Adapter | None = None
         self._runner: TTRunner | None = None
+        self._programs: ProgramWatch | None = None
 
     @property
     def _capabilities(self) -> Capabilities:
@@ -97,17 +99,21 @@ class TTWorker(WorkerBase):
         mode = self.model_config.logprobs_mode
         device_sampler = DeviceSampler.of(self._tt_config, self._capabilities, custom, mode)
         if self._tt_config.enable_model_warmup:
-            self._loaded.warm_up(can_sample_on_device=device_sampler.may_sample)
+            warm_up(self._loaded, can_sample_on_device=device_sampler.may_sample)
         self._loaded.note_decode_sizes()
         requests = RequestTable(self._loaded.max_rows, self._loaded.page_tables.groups)
         overlap = bool(self.vllm_config.scheduler_config.async_scheduling)
         self._runner = TTRunner(self._loaded, requests, host_sampler, device_sampler, overlap)
+        self._programs = ProgramWatch(self._loaded.mesh.device)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
         assert self._runner is not None, "compile_or_warm_up_model comes first"
         assert isinstance(scheduler_output, StepPlan), "TTScheduler plans the steps of this worker"
-        return self._runner.execute(scheduler_output)
+        output = self._runner.execute(scheduler_output)
+        if self._programs is not None:
+            self._programs.look(scheduler_output.phase)
+        return output
 
     def sample_tokens(
         self, grammar_output: "GrammarOutput | None"
