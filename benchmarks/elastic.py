@@ -27,6 +27,7 @@ from elastic_ep.testing.toy_group import ENVIRONMENT, ToyGroup
 SECONDS = 400.0
 PATIENCE = Patience(lease=10.0, suspect=5.0)
 WARM = ("elastic_ep.testing.toy_group", "nixl._api", "_elastic_modes")
+Operations = list[tuple[Window, range]]
 COMPILER = "elastic_ep.runner_compiled:warm"
 
 
@@ -63,15 +64,15 @@ class Seen:
 
     records: Records
     quiet: dict[int, list[Window]]
-    growing: list[tuple[Window, range]]
-    shrinking: list[tuple[Window, range]]
+    growing: Operations
+    shrinking: Operations
     mib: dict[int, float]
     peak_mib: list[float]
 
     def step(self, ranks: int) -> float:
         return statistics.median(intervals(self.records, self.quiet[ranks]))
 
-    def worst(self, operations: list[tuple[Window, range]]) -> float:
+    def worst(self, operations: Operations) -> float:
         """Median over operations of the longest gap of each."""
         seen = gaps(self.records)
         return statistics.median(max(seen[epoch] for epoch in epochs) for _, epochs in operations)
@@ -150,11 +151,13 @@ def modes(course: Course, nursery: Launcher) -> tuple[Seen, Seen, Seen]:
 
 
 def compare(course: Course, a: Seen, b: Seen, c: Seen) -> list[Figure]:
-    name, found = course.name, []
-    for word, aim, ranks, pick in (
+    name = course.name
+    found: list[Figure] = []
+    ways: tuple[tuple[str, float, int, Callable[[Seen], Operations]], ...] = (
         ("growing", 121.0, course.many, lambda seen: seen.growing),
         ("shrinking", 29.0, course.few, lambda seen: seen.shrinking),
-    ):
+    )
+    for word, aim, ranks, pick in ways:
         step = c.step(ranks)
         least = step / 4
         added = {key: seen.worst(pick(seen)) - step for key, seen in (("a", a), ("b", b), ("c", c))}

@@ -5,23 +5,30 @@ import itertools
 import attrs
 import pytest
 from elastic_ep import (
+    COORDINATOR,
     Aborted,
     Ballot,
     Cancel,
     Check,
     CommitNow,
     Coordinator,
+    Died,
     Expired,
     Finished,
     Hello,
     Kill,
     Member,
+    OnLoss,
     Overdue,
     Phase,
     PrepareFailed,
     Received,
     Refused,
+    Resume,
     Scale,
+    Send,
+    Shape,
+    Stopped,
     Suspect,
     Tell,
     Tick,
@@ -289,6 +296,50 @@ def test_a_frozen_rank_that_wakes_up_finds_nobody_to_serve_with() -> None:
     world.event(Scale(resize(world.coordinator.placement, (0, 1, 3))))
     world.settle()
     assert world.outcomes == [Finished(True, "")]
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_the_last_replica_of_an_expert_dies(on_loss: OnLoss) -> None:
+    world = World(on_loss)
+    world.grow_from_nothing((0, 1, 3))
+    for rank in (0, 1):
+        world.crash(world.processes[rank])
+    world.settle()
+    missing = world.coordinator.placement.missing()
+    assert missing, "three slots for four experts: one rank cannot hold them all"
+    assert world.coordinator.runs is (on_loss == OnLoss.DEGRADE)
+    world.event(Scale(resize(world.coordinator.placement, (2, 3))))
+    world.settle()
+    assert world.outcomes == [Finished(True, "")]
+    assert not world.coordinator.placement.missing()
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_survivors_with_room_bring_lost_experts_in_before_the_next_step(on_loss: OnLoss) -> None:
+    serving = place(Shape(layers=1, experts=7, slots=4, max_ranks=3), (0, 1, 2))
+    lost = serving.without({1})
+    assert lost.missing()
+    state = Coordinator(serving, "model", on_loss, epoch=1, ballot=Ballot(1, 0))
+    state, _ = coordinate(state, Died(1))
+    for rank in (0, 2):
+        state, actions = coordinate(state, Received(Stopped(2, 0, rank, 1, 5)))
+    after = resize(lost, (0, 2)).after if on_loss == OnLoss.RELOAD else lost
+    assert [action.message for action in actions if isinstance(action, Send)] == [
+        Resume(2, 0, COORDINATOR, after, 5, on_loss != OnLoss.WAIT)
+    ] * 2
+
+
+def test_a_group_that_waits_leaves_a_rank_behind_when_it_shrinks() -> None:
+    world = World(OnLoss.WAIT)
+    world.grow_from_nothing((0, 1, 3))
+    for rank in (1, 3):
+        world.crash(world.processes[rank])
+        world.settle()
+    assert not world.coordinator.runs
+    world.event(Scale(resize(world.coordinator.placement, (1, 3))))
+    world.settle()
+    assert world.outcomes[-1] == Finished(True, "")
+    assert world.coordinator.placement.ranks == (1, 3)
 
 
 def test_a_group_that_died_out_starts_again() -> None:

@@ -3,6 +3,7 @@
 from elastic_ep import (
     Cancel,
     CommitNow,
+    OnLoss,
     Phase,
     PlanError,
     Scale,
@@ -32,8 +33,9 @@ class AnyFaults(RuleBasedStateMachine):
         processes = list(self.world.processes.values())
         return processes[index % len(processes)]
 
-    @initialize(first=ranks)
-    def start(self, first: set[int]) -> None:
+    @initialize(first=ranks, on_loss=st.sampled_from(OnLoss))
+    def start(self, first: set[int], on_loss: OnLoss) -> None:
+        self.world = World(on_loss)
         self.world.grow_from_nothing(sorted(first))
 
     @precondition(lambda self: self.world.coordinator.phase == Phase.STABLE)

@@ -8,7 +8,7 @@ CommitAt CommitNow Committed Completed Coordinator Copy DeadlineError DensePull 
 EagerRunner ElasticError Event Exit Expired Fence FencedError Fingerprint Finished Flag Flip Flipped
 Group GroupError Heard Hello Interrupt Keep Kill Lane LaneError LaneShape Launch LaunchError Launcher Lease
 LeaseDue MESSAGES Member MemberAction MemberEvent MemberPhase MemoryNetwork MemoryTransport Message
-Note Op Overdue Patience PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded
+Note OnLoss Op Overdue Patience PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded
 PrepareFailed Prepared Programs Readied Received Refused Reload Report Resume Resumed Retire Retired
 RoutingTables Run Runner RunnerError Scale Seat Seen Send ServeError Service Shape SizeError Span
 Stage StartPrepare StaticRunner Stepped Stopped Suspect Tell Tick Transport TransportError

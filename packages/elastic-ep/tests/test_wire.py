@@ -106,7 +106,7 @@ def test_another_version_is_named() -> None:
 
 def test_a_large_placement_is_compact() -> None:
     large = place(Shape(layers=6, experts=256, slots=16, max_ranks=32), range(20))
-    assert len(encode(Resume(7, 0, COORDINATOR, large, 1234))) < 6 * 20 * 16 * 2
+    assert len(encode(Resume(7, 0, COORDINATOR, large, 1234, True))) < 6 * 20 * 16 * 2
 
 
 def test_staleness() -> None:

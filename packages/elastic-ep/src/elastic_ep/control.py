@@ -25,6 +25,19 @@ class Phase(enum.Enum):
     RESUMING = "resuming"
 
 
+class OnLoss(enum.Enum):
+    """What a group does whose dead held the only replica of an expert."""
+
+    RELOAD = "reload"
+    """Bring it in from outside before the next step; if the slots do not suffice, wait."""
+
+    WAIT = "wait"
+    """Run no step until an operation has brought it back."""
+
+    DEGRADE = "degrade"
+    """Serve on without it; the weights of a token's other experts make up for it."""
+
+
 @attrs.frozen
 class Coordinator:
     """All that the coordinator knows.
@@ -34,11 +47,12 @@ class Coordinator:
     outstanding. ``gone`` are ranks that were fenced off, dismissed or retired and not seen dead yet: their
     ids stay reserved. ``dead`` are ranks lost since the group was last stable. During a fence, ``stops``
     are the answers, and ``committing`` is the epoch whose commit it interrupted. ``step`` is where a group
-    that nobody serves starts.
+    that runs no steps goes on.
     """
 
     placement: Placement
     fingerprint: str
+    on_loss: OnLoss = OnLoss.RELOAD
     epoch: int = 0
     ballot: Ballot = FIRST
     phase: Phase = Phase.STABLE
@@ -51,6 +65,12 @@ class Coordinator:
     committing: int | None = None
     step: int = 0
     why: str = ""
+
+    @property
+    def runs(self) -> bool:
+        """Whether steps are run: there are ranks, and every expert is held or may be missing."""
+        complete = self.on_loss == OnLoss.DEGRADE or not self.placement.missing()
+        return complete and bool(self.placement.ranks)
 
     @property
     def involved(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from elastic_ep.control import (
     Finished,
     Kill,
     Launch,
+    OnLoss,
     Phase,
     Received,
     Refused,
@@ -32,7 +33,9 @@ from elastic_ep.control import (
     Tick,
     Unresponsive,
 )
-from elastic_ep.plan import Plan
+from elastic_ep.errors import SizeError
+from elastic_ep.placement import Placement
+from elastic_ep.plan import Plan, resize
 from elastic_ep.wire import (
     COORDINATOR,
     Abort,
@@ -121,11 +124,13 @@ def _scale(state: Coordinator, plan: Plan) -> Result:
 def _commit(state: Coordinator) -> Result:
     if state.phase != Phase.PREPARED:
         return state, (Refused(f"there is nothing prepared to commit; the phase is {state.phase.value}"),)
-    if state.placement.ranks:
+    if state.runs:
         return _enter(state, Phase.COMMITTING, state.involved)
+    # No step is run that could carry an announcement: everybody is simply told to go on.
     first = state.stages[0].placement
-    serving = attrs.evolve(state, placement=first, epoch=state.ballot.epoch)
-    return _enter(serving, Phase.RESUMING, first.ranks)
+    leavers = set(state.placement.ranks) - set(first.ranks)
+    serving, kills = _dismiss(attrs.evolve(state, placement=first, epoch=state.ballot.epoch), leavers)
+    return _after(kills, _enter(serving, Phase.RESUMING, first.ranks))
 
 
 def _received(state: Coordinator, message: Message) -> Result:
@@ -183,7 +188,7 @@ def _command(state: Coordinator, rank: int) -> Message | None:
         case Phase.FENCING:
             return Fence(*head, state.dead)
         case Phase.RESUMING:
-            return Resume(*head, state.placement, state.step)
+            return Resume(*head, state.placement, state.step, state.runs)
     return None
 
 
@@ -283,7 +288,7 @@ def _resume(state: Coordinator) -> Result:
     """
     forward = any(stop.serving == state.committing for stop in state.stops if stop.serving is not None)
     base = state.stages[0].placement if forward else state.placement
-    placement = base.without(state.dead)
+    placement = _restored(base.without(state.dead), state.on_loss)
     steps = [stop.step for stop in state.stops if stop.step is not None and stop.sender in placement.ranks]
     ended = (Finished(False, state.why),) if state.stages else ()
     state, kills = _dismiss(state, {stop.sender for stop in state.stops} - set(placement.ranks))
@@ -298,6 +303,17 @@ def _resume(state: Coordinator) -> Result:
         dead=(),
     )
     return _after((*kills, *ended), _enter(resumed, Phase.RESUMING, placement.ranks))
+
+
+def _restored(placement: Placement, on_loss: OnLoss) -> Placement:
+    """With slots for the experts that were lost. Nobody serves now, so any slot may be filled from
+    outside."""
+    if on_loss != OnLoss.RELOAD or not placement.ranks or not placement.missing():
+        return placement
+    try:
+        return resize(placement, placement.ranks).after
+    except SizeError:
+        return placement
 
 
 def _next_ballot(state: Coordinator) -> Ballot:

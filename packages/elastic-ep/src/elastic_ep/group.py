@@ -16,6 +16,7 @@ from elastic_ep.control import (
     Finished,
     Kill,
     Launch,
+    OnLoss,
     Phase,
     Refused,
     Scale,
@@ -36,7 +37,7 @@ class Group:
     ``main`` is what a rank's process runs: a picklable callable, such as a partial of
     `elastic_ep.rank.run_rank`. A coordinator's process that dies or hangs is replaced. With ``auto_commit``
     each stage is committed when it is prepared; else `commit` says when. ``niceness`` is that of joiners
-    while they prepare.
+    while they prepare; ``on_loss`` says what happens when the last replica of an expert dies.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class Group:
         patience: Patience = Patience(),  # noqa: B008 - frozen
         auto_commit: bool = True,
         niceness: int = 0,
+        on_loss: OnLoss = OnLoss.RELOAD,
     ) -> None:
         self._launcher = launcher
         self._main = main
         self._patience = patience
         self._niceness = niceness
         self._rendezvous = Rendezvous.host()
-        self._first = Coordinator(nobody(shape), fingerprint)
+        self._first = Coordinator(nobody(shape), fingerprint, on_loss)
         self._auto_commit = auto_commit
         self._happened: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Finished | Refused] = queue.SimpleQueue()

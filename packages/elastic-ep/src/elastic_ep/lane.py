@@ -74,11 +74,12 @@ class Lane:
         seconds: float,
         interrupted: Callable[[], bool] = lambda: False,
         note: Note = NO_NOTE,
+        degraded: bool = False,
     ) -> None:
         """One MoE layer of one step over all active ranks, this one among them.
 
         ``turn`` counts exchanges and only rises within an epoch. ``peers`` maps the other active ranks to
-        their transport names; each gets the note.
+        their transport names; each gets the note. Unless ``degraded``, every expert must be somewhere.
 
         An exchange that did not end may be made again with the same tokens under a later epoch. Raises
         LaneError if an expert is nowhere, DeadlineError naming the ranks that were late, FencedError, and
@@ -89,7 +90,8 @@ class Lane:
         flag = flag_of(epoch, turn)
         self.static["turn"].fill_(turn)
         programs.pack()
-        self._check_homes()
+        if not degraded:
+            self._check_homes()
         self.static["out_head"][:, :NOTE] = torch.tensor(note)
         self._dispatch(peers, flag)
         self._await(peers, self._arrived, flag, seconds, interrupted)

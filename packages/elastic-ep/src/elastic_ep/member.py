@@ -75,6 +75,7 @@ class Member:
     stage: Stage | None = None
     told: bool = False
     at: int | None = None
+    halted: bool = False
 
     @property
     def serves(self) -> bool:
@@ -273,7 +274,7 @@ def _prepare(state: Member, message: Prepare) -> MemberResult:
 def _boundary(state: Member) -> MemberResult:
     if state.phase == MemberPhase.ARMED and state.step in (None, state.at):
         return _flip(state)
-    if not state.serves:
+    if not state.serves or state.halted:
         return state, ()
     assert state.step is not None
     if state.leads and state.told and state.phase == MemberPhase.PREPARED:
@@ -364,6 +365,7 @@ def _resume(state: Member, message: Resume) -> MemberResult:
         step=message.step,
         applied=message.step - 1 if state.applied is None else state.applied,
         stage=None,
+        halted=not message.runs,
     )
     resumed, told = _answer(resumed, Resumed(*_head(resumed)))
     return resumed, (Flip(message.epoch, message.placement), Keep(message.placement.ranks), *told)

@@ -64,12 +64,19 @@ def pack(static: Static, shape: LaneShape, rank: int, slots: torch.Tensor, repli
 
 
 def unpack(static: Static, shape: LaneShape) -> None:
-    """For each token the weighted sum over its experts, added in order."""
+    """For each token the weighted sum over its experts, added in order.
+
+    Experts that no rank holds count nothing, and the weights of a token's others make up for them; where all
+    are held that multiplies by exactly one.
+    """
+    held = torch.where(static["homes"] < 0, 0, static["weights"])
+    sums = held.sum(dim=1, keepdim=True)
+    share = torch.where(sums == 0, 0, static["weights"].sum(dim=1, keepdim=True) / sums)
     parts = static["back"][_targets(static["homes"], shape), static["rows"]]
     total = torch.zeros_like(static["output"])
     for nth in range(shape.top):
-        total = total + static["weights"][:, nth, None] * parts[:, nth]
-    static["output"].copy_(total)
+        total = total + held[:, nth, None] * parts[:, nth]
+    static["output"].copy_(total * share)
 
 
 def _targets(homes: torch.Tensor, shape: LaneShape) -> torch.Tensor:

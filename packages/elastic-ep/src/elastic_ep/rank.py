@@ -231,10 +231,9 @@ class Rank:
         peers = {rank: self.plane.peers[rank] for rank in others}
         note = NO_NOTE if run.announce is None else _note(run.announce)
         self.announce(run, note)
+        seconds, degraded = self.seat.patience.give_up, bool(self.member.placement.missing())
         try:
-            notes = self.plane.step.run(
-                run.epoch, run.step, peers, self.seat.patience.give_up, self._watch(), note
-            )
+            notes = self.plane.step.run(run.epoch, run.step, peers, seconds, self._watch(), note, degraded)
         except FencedError:
             return
         except TransportError as error:

@@ -40,8 +40,11 @@ class CompiledRunner(EagerRunner):
 def warm() -> None:
     """Compile a trifle, so that what the compiler imports on first use is there."""
     torch._inductor.config.compile_threads = 1
-    runner = CompiledRunner()
-    runner.capture(lambda static: static["x"].add_(1), {"x": torch.zeros(4)})
+
+    def trifle(static: Static) -> None:
+        static["x"].add_(1)
+
+    CompiledRunner().capture(trifle, {"x": torch.zeros(4)})
     torch._dynamo.reset()
 
 

@@ -75,12 +75,13 @@ class Step:
         seconds: float,
         interrupted: Callable[[], bool],
         note: Note = NO_NOTE,
+        degraded: bool = False,
     ) -> dict[int, Note]:
         """One step over all layers; the notes that came with it. Raises what `Lane.exchange` raises."""
         self._service.begin(step)
         for layer, programs in enumerate(self._layers):
             turn = step * len(self._layers) + layer
-            self._lane.exchange(epoch, turn, peers, programs, seconds, interrupted, note)
+            self._lane.exchange(epoch, turn, peers, programs, seconds, interrupted, note, degraded)
         return self._lane.notes()
 
     def _layer(self, layer: int) -> tuple[Program, Program, Program]:

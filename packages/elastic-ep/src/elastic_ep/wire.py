@@ -92,10 +92,14 @@ class Fence(Message):
 
 @attrs.frozen
 class Resume(Message):
-    """Serve this placement from this step on; the step may be one that the receiver has applied already."""
+    """Serve this placement from this step on; the step may be one that the receiver has applied already.
+
+    If not ``runs``, run no step yet: experts are missing.
+    """
 
     placement: Placement
     step: int
+    runs: bool
 
 
 @attrs.frozen

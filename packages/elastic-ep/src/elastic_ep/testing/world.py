@@ -35,6 +35,7 @@ from elastic_ep import (
     Member,
     MemberEvent,
     MemberPhase,
+    OnLoss,
     Phase,
     Placement,
     PrepareEnded,
@@ -86,8 +87,8 @@ class Part:
 
 
 class World:
-    def __init__(self) -> None:
-        self.coordinator = Coordinator(nobody(SHAPE), "model")
+    def __init__(self, on_loss: OnLoss = OnLoss.RELOAD) -> None:
+        self.coordinator = Coordinator(nobody(SHAPE), "model", on_loss)
         self.processes: dict[int, Process] = {}
         self.control: list[tuple[int, bytes]] = []
         self.data: list[tuple[Process, Part]] = []
@@ -247,8 +248,11 @@ class World:
         assert process.running is None, "the tables change inside a step"
         assert self.placements.setdefault(epoch, placement) == placement, "an epoch has two placements"
         rank = process.member.rank
+        resumes = any(fence.epoch == epoch for fence in self.fences)
         for layer in range(SHAPE.layers):
             for slot, expert in enumerate(placement.row(layer, rank) if rank in placement.ranks else ()):
+                if resumes:
+                    process.contents[layer, rank * SHAPE.slots + slot] = expert
                 held = process.contents.get((layer, rank * SHAPE.slots + slot))
                 assert expert in (EMPTY, held), "a slot is routed to that holds other weights"
 
@@ -314,11 +318,15 @@ class World:
             assert process.member.serving == self.coordinator.epoch
 
     def check_serves(self) -> None:
-        """Every rank applies three more steps."""
+        """Every rank applies three more steps; none if experts are missing."""
         before = {rank: len(process.applied) for rank, process in self.processes.items()}
         for _ in range(20):
             self.turn()
-        assert all(len(process.applied) >= before[rank] + 3 for rank, process in self.processes.items())
+        more = {rank: len(process.applied) - before[rank] for rank, process in self.processes.items()}
+        if self.coordinator.placement.missing() and self.coordinator.on_loss != OnLoss.DEGRADE:
+            assert not any(more.values()), "a step is run with experts missing"
+        else:
+            assert all(count >= 3 for count in more.values())
 
     def grow_from_nothing(self, ranks: Iterable[int]) -> None:
         """Bring a first group up."""
