@@ -5,9 +5,9 @@ from typing import Any
 import attrs
 import pytest
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm_tt_plugin.adapter import DecodeHandle
 from vllm_tt_plugin.batch import Decoding
 from vllm_tt_plugin.pending import PendingDecodes
+from vllm_tt_plugin.step_data import DecodeHandle
 
 
 @attrs.define
