@@ -42,7 +42,8 @@ from elastic_ep.group import Group
 from elastic_ep.lane import Lane, Note, Programs
 from elastic_ep.lane_shape import LaneShape
 from elastic_ep.launcher import Launcher
-from elastic_ep.member import (
+from elastic_ep.member import act, join
+from elastic_ep.membership import (
     Apply,
     Boundary,
     CancelPrepare,
@@ -62,8 +63,6 @@ from elastic_ep.member import (
     Run,
     StartPrepare,
     Tell,
-    act,
-    join,
 )
 from elastic_ep.packing import pack, unpack
 from elastic_ep.placement import EMPTY, Placement, Shape, nobody

@@ -29,29 +29,16 @@ from elastic_ep.control import (
     Received,
     Refused,
     Scale,
-    Send,
     Tick,
     Unresponsive,
 )
-from elastic_ep.errors import SizeError
-from elastic_ep.placement import Placement
-from elastic_ep.plan import Plan, resize
+from elastic_ep.orders import ANSWERS, commands
+from elastic_ep.plan import Plan, restore
 from elastic_ep.wire import (
-    COORDINATOR,
-    Abort,
-    Aborted,
     Ballot,
-    Commit,
-    Committed,
-    Fence,
     Hello,
     Message,
-    Prepare,
-    Prepared,
     PrepareFailed,
-    Resume,
-    Resumed,
-    Retire,
     Retired,
     Stopped,
     Suspect,
@@ -60,15 +47,6 @@ from elastic_ep.wire import (
 
 Result = tuple[Coordinator, tuple[Action, ...]]
 
-ANSWERS: dict[Phase, type[Message]] = {
-    Phase.LAUNCHING: Hello,
-    Phase.PREPARING: Prepared,
-    Phase.COMMITTING: Committed,
-    Phase.RETIRING: Retired,
-    Phase.ABORTING: Aborted,
-    Phase.FENCING: Stopped,
-    Phase.RESUMING: Resumed,
-}
 UNCOMMITTED = (Phase.LAUNCHING, Phase.PREPARING, Phase.PREPARED)
 
 
@@ -103,7 +81,7 @@ def coordinate(state: Coordinator, event: Event) -> Result:
                 return state, ()
             return _abort(state, f"ranks {list(state.waiting)} were not ready in time")
         case Tick():
-            return state, _commands(state)
+            return state, commands(state)
 
 
 def _scale(state: Coordinator, plan: Plan) -> Result:
@@ -162,34 +140,7 @@ def _enter(state: Coordinator, phase: Phase, waiting: tuple[int, ...], again: bo
     state = attrs.evolve(state, phase=phase, waiting=waiting)
     if not waiting:
         return _go_on(state)
-    return state, () if again else _commands(state)
-
-
-def _commands(state: Coordinator) -> tuple[Action, ...]:
-    """The command of this phase, to each rank that has not answered it."""
-    return tuple(
-        Send(rank, command) for rank in state.waiting if (command := _command(state, rank)) is not None
-    )
-
-
-def _command(state: Coordinator, rank: int) -> Message | None:
-    head = (state.ballot.epoch, state.ballot.attempt, COORDINATOR)
-    match state.phase:
-        case Phase.PREPARING:
-            new = set(state.involved) - set(state.placement.ranks)
-            cards = tuple(card for card in state.cards if rank in new or card[0] in new)
-            return Prepare(*head, state.stages[0], cards)
-        case Phase.COMMITTING:
-            return Commit(*head)
-        case Phase.RETIRING:
-            return Retire(*head)
-        case Phase.ABORTING:
-            return Abort(*head, state.why)
-        case Phase.FENCING:
-            return Fence(*head, state.dead)
-        case Phase.RESUMING:
-            return Resume(*head, state.placement, state.step, state.runs)
-    return None
+    return state, () if again else commands(state)
 
 
 def _go_on(state: Coordinator) -> Result:
@@ -288,7 +239,9 @@ def _resume(state: Coordinator) -> Result:
     """
     forward = any(stop.serving == state.committing for stop in state.stops if stop.serving is not None)
     base = state.stages[0].placement if forward else state.placement
-    placement = _restored(base.without(state.dead), state.on_loss)
+    placement = base.without(state.dead)
+    if state.on_loss == OnLoss.RELOAD:
+        placement = restore(placement)
     steps = [stop.step for stop in state.stops if stop.step is not None and stop.sender in placement.ranks]
     ended = (Finished(False, state.why),) if state.stages else ()
     state, kills = _dismiss(state, {stop.sender for stop in state.stops} - set(placement.ranks))
@@ -303,17 +256,6 @@ def _resume(state: Coordinator) -> Result:
         dead=(),
     )
     return _after((*kills, *ended), _enter(resumed, Phase.RESUMING, placement.ranks))
-
-
-def _restored(placement: Placement, on_loss: OnLoss) -> Placement:
-    """With slots for the experts that were lost. Nobody serves now, so any slot may be filled from
-    outside."""
-    if on_loss != OnLoss.RELOAD or not placement.ranks or not placement.missing():
-        return placement
-    try:
-        return resize(placement, placement.ranks).after
-    except SizeError:
-        return placement
 
 
 def _next_ballot(state: Coordinator) -> Ballot:

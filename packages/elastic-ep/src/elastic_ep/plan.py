@@ -86,6 +86,17 @@ def rebalance(before: Placement, load: Load, min_replicas: int = 1, reload: bool
     return _plan(before, _arrange(before, before.ranks, load, min_replicas, reload, LayerSeats.rebalance))
 
 
+def restore(placement: Placement) -> Placement:
+    """With slots for the experts that no rank holds, of a group that does not serve, so that any slot may be
+    filled from outside. The same again if nothing is missing, or if the slots do not suffice."""
+    if not placement.ranks or not placement.missing():
+        return placement
+    try:
+        return resize(placement, placement.ranks).after
+    except SizeError:
+        return placement
+
+
 def _plan(before: Placement, after: Placement) -> Plan:
     return Plan(before, after, stages(before, after), before.missing())
 

@@ -18,7 +18,8 @@ from elastic_ep.codec import decode, encode
 from elastic_ep.errors import FencedError, ServeError, TransportError
 from elastic_ep.lane import NO_NOTE, Note, flag_of
 from elastic_ep.links import Link
-from elastic_ep.member import (
+from elastic_ep.member import act, join
+from elastic_ep.membership import (
     Apply,
     Boundary,
     CancelPrepare,
@@ -37,8 +38,6 @@ from elastic_ep.member import (
     Run,
     StartPrepare,
     Tell,
-    act,
-    join,
 )
 from elastic_ep.placement import EMPTY, Placement
 from elastic_ep.plane import Plane
