@@ -1,6 +1,6 @@
 import pytest
 from vllm_tt_plugin.errors import ConfigurationError
-from vllm_tt_plugin.mesh import HostMesh, MeshSpec
+from vllm_tt_plugin.mesh import HostMesh, MeshSpec, default_fabric
 
 PRESETS = {
     (1, 1): ("N150", "P100", "P150"),
@@ -59,6 +59,20 @@ def test_other_values_name_every_form(value: str) -> None:
     assert repr(value) in message
     for form in ("'(4,8)'", "'host:8x4'", *(name for names in PRESETS.values() for name in names)):
         assert form in message
+
+
+@pytest.mark.parametrize(
+    ("cluster", "chips_in_mesh", "fabric"),
+    [
+        *[(cluster, 1, None) for cluster in ("N150", "T3K", "GALAXY", "TG", "P150", "BLACKHOLE_GALAXY")],
+        *[(cluster, 2, "FABRIC_1D") for cluster in ("N300", "T3K", "N300_2x2", "P150_X2", "P300", "CUSTOM")],
+        *[(cluster, 8, "FABRIC_1D") for cluster in ("T3K", "P150_X8")],
+        *[(cluster, chips, "FABRIC_1D_RING") for cluster in ("GALAXY", "TG") for chips in (2, 32)],
+        ("BLACKHOLE_GALAXY", 32, "FABRIC_2D_TORUS_XY"),
+    ],
+)
+def test_the_fabric_that_a_cluster_gets(cluster: str, chips_in_mesh: int, fabric: str | None) -> None:
+    assert default_fabric(cluster, chips_in_mesh) == fabric
 
 
 class Event:

@@ -277,12 +277,18 @@ def test_an_encoder_decoder_is_refused(make_config: MakeConfig) -> None:
         ("T3K", Probe(chips=4), "1x8 chips and 4 are visible"),
         ("T3K", Probe(chips=8), None),
         ("", Probe(chips=1), None),
+        (
+            "",
+            Probe(chips=1, fabric_names=("FABRIC_1D", "FABRIC_2D")),
+            "'RING'. Expected one of FABRIC_1D, FABRIC_2D",
+        ),
+        ("", Probe(chips=1, fabric_names=("RING",)), None),
     ],
 )
 def test_what_is_seen_of_the_chips(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, mesh: str, probe: Probe, says: str | None
 ) -> None:
-    config = make_config()
+    config = make_config(additional_config={"tt": {"fabric_config": "RING"}})
     monkeypatch.setenv("MESH_DEVICE", mesh)
     monkeypatch.setattr(mesh_ttnn, "probe", lambda: probe)
     if says is None:

@@ -10,7 +10,7 @@ from vllm_tt_plugin import mesh_ttnn
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.lanes import lane_problems, lanes_of, rows_per_lane
-from vllm_tt_plugin.mesh import MeshSpec
+from vllm_tt_plugin.mesh import MeshSpec, fabric_problems
 from vllm_tt_plugin.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _no_overlap(config: "VllmConfig", settings: TTConfig, capabilities: Capabili
     return None
 
 
-def mesh_of(environ: Mapping[str, str]) -> tuple[tuple[int, int] | None, list[Problem]]:
+def mesh_of(environ: Mapping[str, str], settings: TTConfig) -> tuple[tuple[int, int] | None, list[Problem]]:
     """The shape of the mesh that ``MESH_DEVICE`` asks for, or None and why it cannot be opened."""
     try:
         spec = MeshSpec.parse(environ.get("MESH_DEVICE"))
@@ -163,11 +163,14 @@ def mesh_of(environ: Mapping[str, str]) -> tuple[tuple[int, int] | None, list[Pr
     if spec.on_host:
         return spec.shape, []
     probe = mesh_ttnn.probe()
-    problems = _chip_problems(spec, probe)
+    problems = chip_problems(spec, probe)
+    if probe.fabric_names:
+        problems += fabric_problems(settings.fabric_config, probe.fabric_names)
     return (None, problems) if problems else (spec.shape or (1, probe.chips), [])
 
 
-def _chip_problems(spec: MeshSpec, probe: mesh_ttnn.Probe) -> list[Problem]:
+def chip_problems(spec: MeshSpec, probe: mesh_ttnn.Probe) -> list[Problem]:
+    """Why the mesh of ``spec`` cannot be opened with the chips that were found."""
     if probe.failure is not None:
         return [
             Problem(

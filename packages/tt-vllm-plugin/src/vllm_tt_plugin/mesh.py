@@ -6,6 +6,7 @@ is the same for both.
 """
 
 import re
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import attrs
@@ -28,6 +29,13 @@ MESH_SHAPES: dict[str, tuple[int, int]] = {
     "BH-Galaxy": (8, 4),
 }
 """Rows and columns of each product, as TT-Metal's own tools name them."""
+
+GALAXY_FABRICS = {
+    "GALAXY": "FABRIC_1D_RING",
+    "TG": "FABRIC_1D_RING",
+    "BLACKHOLE_GALAXY": "FABRIC_2D_TORUS_XY",
+}
+"""Clusters, by their names in ``ttnn.cluster.ClusterType``, that are wired for more than a line."""
 
 _HOST = re.compile(r"host(?::(\d+)x(\d+))?")
 _SHAPE = re.compile(r"\(\s*(\d+)\s*,\s*(\d+)\s*\)")
@@ -71,6 +79,18 @@ def _unknown(text: str) -> ConfigurationError:
             )
         ]
     )
+
+
+def default_fabric(cluster: str, chips_in_mesh: int) -> str | None:
+    """The ``ttnn.FabricConfig`` that a mesh gets unless the model or the user names one; None on one chip."""
+    return GALAXY_FABRICS.get(cluster, "FABRIC_1D") if chips_in_mesh > 1 else None
+
+
+def fabric_problems(name: str | None, known: Collection[str]) -> list[Problem]:
+    """Whether ``additional_config.tt.fabric_config`` is one of the names that ttnn knows."""
+    if name is None or name in known:
+        return []
+    return [Problem(f"additional_config.tt.fabric_config is {name!r}", f"Expected one of {', '.join(known)}")]
 
 
 class Mesh(Protocol):

@@ -1,6 +1,7 @@
 """The mesh of real devices, opened through ttnn. The only module of this package that imports ttnn."""
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -10,14 +11,20 @@ from typing import Any
 import attrs
 
 from vllm_tt_plugin.config import TTConfig
-from vllm_tt_plugin.errors import ConfigurationError, MeshError, Problem
+from vllm_tt_plugin.errors import ConfigurationError, MeshError
+from vllm_tt_plugin.mesh import default_fabric, fabric_problems
 
 _PROBE = """
+import json
+told = {}
 try:
     import ttnn
-    print("chips", ttnn.GetNumAvailableDevices())
+    told["fabric_names"] = list(ttnn.FabricConfig.__members__)
+    told["chips"] = ttnn.GetNumAvailableDevices()
+    told["cluster"] = ttnn.cluster.get_cluster_type().name
 except Exception as failure:
-    print("failure", type(failure).__name__, *str(failure).partition("backtrace:")[0].split())
+    told["failure"] = " ".join([type(failure).__name__, *str(failure).partition("backtrace:")[0].split()])
+print("probe", json.dumps(told))
 """
 _PROBE_TIMEOUT_S = 300
 _NO_CHIPS = "No chips detected"
@@ -29,6 +36,10 @@ class Probe:
 
     chips: int = 0
     failure: str | None = None
+    cluster: str = ""
+    """A name of ``ttnn.cluster.ClusterType``; empty where no chip was found."""
+    fabric_names: tuple[str, ...] = ()
+    """The names of ``ttnn.FabricConfig``; empty where ttnn could not be imported."""
 
 
 def probe() -> Probe:
@@ -46,14 +57,18 @@ def probe() -> Probe:
         )
     except subprocess.TimeoutExpired:
         return Probe(failure=f"no answer within {_PROBE_TIMEOUT_S} s")
-    if found := re.search(r"^chips (\d+)$", child.stdout, re.MULTILINE):
-        return Probe(chips=int(found[1]))
-    if found := re.search(r"^failure (.*)$", child.stdout, re.MULTILINE):
-        # ttnn 0.81 raises where there is none to count.
-        return Probe(chips=0) if _NO_CHIPS in found[1] else Probe(failure=found[1])
+    if found := re.search(r"^probe (.*)$", child.stdout, re.MULTILINE):
+        return _as_told(json.loads(found[1]))
     lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "without a word"
     return Probe(failure=f"a process that imported it ended with {child.returncode}: {last}")
+
+
+def _as_told(told: dict[str, Any]) -> Probe:
+    names = tuple(told.pop("fabric_names", ()))
+    if _NO_CHIPS in told.get("failure", ""):  # ttnn 0.81 raises where there is none to count
+        return Probe(fabric_names=names)
+    return Probe(**told, fabric_names=names)
 
 
 def chips_found() -> int:
@@ -93,27 +108,15 @@ class TtnnMesh:
                 " Choose a smaller MESH_DEVICE, or check TT_VISIBLE_DEVICES and that no chip is missing."
             )
         fabric = _fabric_arguments(config, model_fabric, chips_in_mesh=rows * columns)
-        options: dict[str, Any] = {"trace_region_size": config.trace_region_size}
-        if config.worker_l1_size is not None:
-            options["worker_l1_size"] = config.worker_l1_size
-        if config.l1_small_size is not None:
-            options["l1_small_size"] = config.l1_small_size
-        if config.dispatch_core_axis is not None:
-            axis = getattr(ttnn.DispatchCoreAxis, config.dispatch_core_axis.upper())
-            options["dispatch_core_config"] = ttnn.DispatchCoreConfig(axis=axis)
         try:
+            options = _options(config, fabric)
             if fabric:
                 ttnn.set_fabric_config(**fabric)
             device = ttnn.open_mesh_device(mesh_shape=ttnn.MeshShape(rows, columns), **options)
         except Exception as failure:
             if fabric:
                 _disable_fabric()
-            raise MeshError(
-                f"ttnn could not open a {rows}x{columns} mesh with {options} and fabric {fabric}:"
-                f" {_first_line(failure)}."
-                " If another process holds the chips, end it; if the fabric failed, reset the cards"
-                " (tt-smi -r) or choose another additional_config.tt.fabric_config."
-            ) from failure
+            raise MeshError(_could_not_open(rows, columns, config, fabric, failure)) from failure
         return cls(device, (rows, columns), uses_fabric=bool(fabric))
 
     def wait_for(self, event: Any) -> None:
@@ -134,9 +137,45 @@ class TtnnMesh:
             _disable_fabric()
 
 
-def _first_line(failure: BaseException) -> str:
-    """ttnn appends a native backtrace of dozens of lines to what it says."""
-    return str(failure).strip().split("\n", 1)[0]
+def _options(config: TTConfig, fabric: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``ttnn.open_mesh_device``: what is not set stays ttnn's."""
+    import ttnn
+
+    options: dict[str, Any] = {"trace_region_size": config.trace_region_size}
+    if config.worker_l1_size is not None:
+        options["worker_l1_size"] = config.worker_l1_size
+    if config.l1_small_size is not None:
+        options["l1_small_size"] = config.l1_small_size
+    if config.dispatch_core_axis is not None:
+        options["dispatch_core_config"] = ttnn.DispatchCoreConfig(
+            axis=getattr(ttnn.DispatchCoreAxis, config.dispatch_core_axis.upper()),
+            fabric_tensix_config=fabric.get("fabric_tensix_config"),
+        )
+    return options
+
+
+def _could_not_open(
+    rows: int, columns: int, config: TTConfig, fabric: Mapping[str, Any], failure: BaseException
+) -> str:
+    settings = {
+        name: getattr(config, name)
+        for name in ("trace_region_size", "worker_l1_size", "l1_small_size", "dispatch_core_axis")
+    }
+    asked = [f"{name} {value}" for name, value in settings.items() if value is not None]
+    asked += [f"fabric {name} {value}" for name, value in fabric.items()]
+    return (
+        f"ttnn could not open a {rows}x{columns} mesh ({', '.join(asked)}): {_in_words(failure)}."
+        " If another process holds the chips, end it. If the fabric does not fit the cables, choose another"
+        " additional_config.tt.fabric_config (FABRIC_1D takes any) or another MESH_DEVICE; if it failed,"
+        " reset the cards (tt-smi -r). `tt-vllm doctor` says more."
+    )
+
+
+def _in_words(failure: BaseException) -> str:
+    """What ttnn says, without the place in its source before it and the native backtrace behind it."""
+    said, _, _ = str(failure).partition("backtrace:")
+    place, _, words = said.partition("info:")
+    return " ".join((words or place).split()).rstrip(".")
 
 
 def _fabric_arguments(
@@ -145,27 +184,17 @@ def _fabric_arguments(
     """Hardware default, then the model's, then the user's. Empty: no fabric is set up."""
     import ttnn
 
+    names = ttnn.FabricConfig.__members__
+    problems = fabric_problems(config.fabric_config, names)
+    if problems:
+        raise ConfigurationError(problems)
     arguments: dict[str, Any] = {}
-    if chips_in_mesh > 1:
-        cluster = ttnn.cluster.get_cluster_type()
-        defaults = {
-            ttnn.cluster.ClusterType.GALAXY: "FABRIC_1D_RING",
-            ttnn.cluster.ClusterType.TG: "FABRIC_1D_RING",
-            ttnn.cluster.ClusterType.BLACKHOLE_GALAXY: "FABRIC_2D_TORUS_XY",
-        }
-        arguments["config"] = getattr(ttnn.FabricConfig, defaults.get(cluster, "FABRIC_1D"))
+    default = default_fabric(ttnn.cluster.get_cluster_type().name, chips_in_mesh)
+    if default is not None:
+        arguments["config"] = names[default]
     arguments.update(model_fabric)
     if config.fabric_config is not None:
-        if config.fabric_config not in ttnn.FabricConfig.__members__:
-            raise ConfigurationError(
-                [
-                    Problem(
-                        f"additional_config.tt.fabric_config is {config.fabric_config!r}",
-                        f"Expected one of {', '.join(ttnn.FabricConfig.__members__)}",
-                    )
-                ]
-            )
-        arguments["config"] = ttnn.FabricConfig.__members__[config.fabric_config]
+        arguments["config"] = names[config.fabric_config]
     if arguments and config.fabric_reliability_mode is not None:
         arguments["reliability_mode"] = ttnn.FabricReliabilityMode.__members__[config.fabric_reliability_mode]
     return arguments

@@ -87,7 +87,7 @@ class TTPlatform(Platform):
             settings = TTConfig.from_additional_config(vllm_config.additional_config)
         except ConfigurationError as error:
             problems += error.problems
-        mesh_shape, mesh_problems = mesh_of(os.environ)
+        mesh_shape, mesh_problems = mesh_of(os.environ, settings)
         problems += mesh_problems
         served: ServedModel | None = None
         try:
