@@ -16,6 +16,7 @@ from elastic_ep import (
     resize,
     tables,
 )
+from elastic_ep.runner_cuda import CudaGraphRunner
 
 SHAPE = Shape(layers=1, experts=4, slots=3, max_ranks=4)
 
@@ -109,3 +110,8 @@ def test_nothing_captured_is_said(kind: type[EagerRunner]) -> None:
     for call in (kind().replay, kind().check):
         with pytest.raises(RunnerError, match="call capture first"):
             call()
+
+
+def test_a_graph_wants_its_tensors_on_a_gpu() -> None:
+    with pytest.raises(RunnerError, match=r"\['experts', 'homes', .*'turn'\] are not on a GPU"):
+        captured(CudaGraphRunner)

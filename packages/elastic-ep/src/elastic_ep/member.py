@@ -136,7 +136,7 @@ def _prepare(state: Member, message: Prepare) -> MemberResult:
 def _boundary(state: Member) -> MemberResult:
     if state.phase == MemberPhase.ARMED and state.step in (None, state.at):
         return _flip(state)
-    if not state.serves or state.halted:
+    if not state.runs:
         return state, ()
     assert state.step is not None
     if state.leads and state.told and state.phase == MemberPhase.PREPARED:

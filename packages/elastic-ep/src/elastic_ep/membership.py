@@ -49,6 +49,11 @@ class Member:
         return self.placement is not None and self.rank in self.placement.ranks and self.phase not in quiet
 
     @property
+    def runs(self) -> bool:
+        """Whether it runs steps: it serves, and no expert is missing that must not be."""
+        return self.serves and not self.halted
+
+    @property
     def leads(self) -> bool:
         """The lowest serving rank announces the commit."""
         return self.serves and self.placement is not None and self.rank == min(self.placement.ranks)

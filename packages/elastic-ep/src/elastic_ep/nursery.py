@@ -31,7 +31,7 @@ def main(fd: int, modules: list[str]) -> None:
         if function:
             getattr(imported, function)()
     gc.freeze()
-    frames.send(pickle.dumps(("ready", os.getpid(), 0)))
+    _say(frames, "ready", os.getpid(), 0)
     selector = selectors.DefaultSelector()
     selector.register(frames, selectors.EVENT_READ, None)
     while True:
@@ -48,10 +48,17 @@ def main(fd: int, modules: list[str]) -> None:
                 selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
 
 
+def _say(frames: Frames, kind: str, pid: int, code: int) -> None:
+    try:
+        frames.send(pickle.dumps((kind, pid, code)))
+    except OSError:
+        os._exit(0)
+
+
 def _bury(frames: Frames, descriptor: int, child: int) -> None:
     os.close(descriptor)
     _, status = os.waitpid(child, 0)
-    frames.send(pickle.dumps(("ended", child, os.waitstatus_to_exitcode(status))))
+    _say(frames, "ended", child, os.waitstatus_to_exitcode(status))
 
 
 def _fork(frames: Frames, data: bytes) -> int:
@@ -63,7 +70,7 @@ def _fork(frames: Frames, data: bytes) -> int:
             os._exit(1)
         frames.close()
         _live(data)
-    frames.send(pickle.dumps(("started", child, 0)))
+    _say(frames, "started", child, 0)
     return child
 
 

@@ -119,7 +119,7 @@ class Rank:
                 self._idle()
                 continue
             self._event(Boundary())
-            if not self.member.serves:
+            if not self.member.runs:
                 self._idle()
         self._link.close()
         self.plane.transport.close()
@@ -133,7 +133,7 @@ class Rank:
                 self._preparation_ended(came)
             else:
                 self._event(Heard(came))
-        if not self.member.serves:
+        if not self.member.runs:
             for announced in self.overheard():
                 self._event(Heard(announced))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from elastic_ep.control import OnLoss
 from elastic_ep.errors import GroupError
 from elastic_ep.group import Group
 from elastic_ep.launcher import Launcher
@@ -50,6 +51,7 @@ class ToyGroup:
         auto_commit: bool = True,
         niceness: int = 0,
         run: Callable[..., None] = run_rank,
+        on_loss: OnLoss = OnLoss.RELOAD,
     ) -> "ToyGroup":
         config = attrs.evolve(config, log=str(folder))
         main = functools.partial(
@@ -59,7 +61,7 @@ class ToyGroup:
             make_runner=make_runner,
         )
         fingerprint = config.fingerprint
-        group = Group(launcher, config.shape, fingerprint, main, patience, auto_commit, niceness)
+        group = Group(launcher, config.shape, fingerprint, main, patience, auto_commit, niceness, on_loss)
         return cls(group, folder)
 
     def records(self) -> dict[tuple[int, int], list[Record]]:
