@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +20,13 @@ from pathlib import Path
 import attrs
 from _elastic_modes import compiled, compiled_anew, eager_anew, run_blocking
 from _elastic_seen import Records, Window, flips, gaps, intervals, lost, rate
-from _form import Figure, main
+from _form import Figure, main, table
 from elastic_ep import EagerRunner, Launcher, Patience, Phase, Runner, Shape, resize, run_rank
 from elastic_ep.testing.toy import ToyConfig
 from elastic_ep.testing.toy_group import ENVIRONMENT, ToyGroup
 
 SECONDS = 400.0
-PATIENCE = Patience(lease=10.0, suspect=5.0)
+PATIENCE = Patience(lease=10.0, suspect=5.0, prepare=400.0, give_up=200.0)
 WARM = ("elastic_ep.testing.toy_group", "nixl._api", "_elastic_modes")
 Operations = list[tuple[Window, range]]
 COMPILER = "elastic_ep.runner_compiled:warm"
@@ -274,16 +275,18 @@ def run(course: Course, kills: int = 0) -> list[Figure]:
             found += throughput(course, nursery, c) + recovery(course, nursery, kills)
     finally:
         nursery.close()
-    return [*found, restart(course, c)]
+    found.append(restart(course, c))
+    print(table(course.name, found), file=sys.stderr, flush=True)
+    return found
 
 
 def measure(quick: bool) -> list[Figure]:
     if quick:
         return run(Course(4, 5, cycles=3, baseline_cycles=1), kills=3)
     return [
-        *run(Course(4, 5, cycles=8, baseline_cycles=3, quiet=3.0), kills=10),
-        *run(Course(4, 5, cycles=5, baseline_cycles=2, compiles=True, quiet=2.0)),
-        *run(Course(16, 20, cycles=5, baseline_cycles=2, quiet=4.0)),
+        *run(Course(4, 5, cycles=5, baseline_cycles=3, quiet=2.0), kills=9),
+        *run(Course(4, 5, cycles=4, baseline_cycles=2, compiles=True, quiet=2.0)),
+        *run(Course(16, 20, cycles=4, baseline_cycles=2, quiet=4.0)),
     ]
 
 
