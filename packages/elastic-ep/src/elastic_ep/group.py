@@ -230,4 +230,4 @@ class Group:
         return find_director(self._rendezvous)
 
     def _greet(self) -> tuple[bytes, ...]:
-        return HOST_GREETING, encode(Alive(tuple(sorted(self._pids))), ORDERS)
+        return HOST_GREETING, encode(Alive(tuple(sorted(self.pids))), ORDERS)

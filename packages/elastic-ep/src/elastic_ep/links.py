@@ -118,10 +118,12 @@ class Link:
             return None
         try:
             frames = Frames(socket.create_connection(address, timeout=SEND_PATIENCE))
+            for data in self._greet():
+                frames.send(data)
         except OSError:
             return None
         self._frames = frames
-        return frames if all(self.send(data) for data in self._greet()) else None
+        return frames
 
     def _serve(self, frames: Frames) -> None:
         due = time.monotonic()

@@ -96,9 +96,10 @@ class Preparer:
         self._cancelled.set()
 
     def settle(self) -> None:
-        """Wait until nothing is under way, so that others may write the slots."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait until nothing is under way, so that others may write the slots. Polls, for the main thread."""
+        while (self._thread is not None and self._thread.is_alive()) or self._reading():
+            self._transport.poll()
+            time.sleep(NAP)
 
     def load(self, layer: int, expert: int, slot: int) -> None:
         """Bring an expert into a slot from outside the group."""
@@ -128,10 +129,13 @@ class Preparer:
 
     def _settle_reads(self, work: "_Work") -> None:
         """Reads that were given up may land still: not into slots that are filled anew."""
-        while any(op.error is None and not op.done for op in self._reads):
+        while self._reading():
             self._check(work)
             time.sleep(NAP)
         self._reads = []
+
+    def _reading(self) -> bool:
+        return any(op.error is None and not op.done for op in self._reads)
 
     def _pull_dense(self, work: "_Work") -> None:
         if not work.joins:

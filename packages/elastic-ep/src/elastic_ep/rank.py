@@ -220,6 +220,8 @@ class Rank:
             if expert not in (EMPTY, held.get((layer, slot)))
         }
         if wanted:
+            self.plane.preparer.cancel()
+            self.plane.keep(placement.ranks)
             self.plane.preparer.settle()
             for (layer, slot), expert in wanted.items():
                 self.plane.preparer.load(layer, expert, slot)
