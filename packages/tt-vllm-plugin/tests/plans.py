@@ -1,10 +1,19 @@
 """Writes step plans by hand, in either of vLLM's wire forms, and keeps what must be true of each request."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import torch
 from tt_scheduler import Phase, RowAccount
+from vllm.multimodal.inputs import (
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+    PlaceholderRange,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm_tt_plugin.plan import StepPlan
@@ -19,6 +28,8 @@ class Told:
     name: str
     prompt: list[int]
     sampling: SamplingParams
+    images: Sequence[tuple[int, int, int]] = ()
+    """Start, end and value of each."""
     output: list[int] = attrs.field(factory=list)
     blocks: tuple[list[int], ...] = ()
     """By KV cache group."""
@@ -29,6 +40,11 @@ class Told:
     @property
     def tokens(self) -> list[int]:
         return self.prompt + self.output
+
+    @property
+    def delta(self) -> int:
+        """What its images come to."""
+        return sum(value for _, _, value in self.images)
 
     @property
     def missing(self) -> int:
@@ -109,7 +125,7 @@ class Planner:
         return NewRequestData(
             req_id=request.name,
             prompt_token_ids=request.prompt,
-            mm_features=[],
+            mm_features=[image_feature(*image) for image in request.images],
             sampling_params=request.sampling,
             pooling_params=None,
             block_ids=tuple(list(blocks) for blocks in request.blocks),
@@ -134,6 +150,18 @@ class Planner:
             free_encoder_mm_hashes=[],
             preempted_req_ids=preempted,
         )
+
+
+def image_feature(start: int, end: int, value: int, **changes: Any) -> MultiModalFeatureSpec:
+    """What vLLM's processing gives for an image: here its pixels are one number."""
+    field = MultiModalSharedField(batch_size=1)
+    data = {
+        "pixel_values": MultiModalFieldElem(torch.tensor([value]), field),
+        "image_grid_thw": MultiModalFieldElem(torch.tensor([1, 2, 2]), field),
+    }
+    place = PlaceholderRange(start, end - start)
+    plain = MultiModalFeatureSpec(MultiModalKwargsItem(data), "image", str(value), place)
+    return dataclasses.replace(plain, **changes)
 
 
 def greedy(**options: Any) -> SamplingParams:

@@ -16,8 +16,8 @@ import torch
 VOCAB = 61
 
 
-def next_token(context: Sequence[int]) -> int:
-    state = 1
+def next_token(context: Sequence[int], delta: int = 0) -> int:
+    state = 1 + delta
     for token in context:
         state = (state * 31 + token + 7) % 1_000_003
     return state % VOCAB
@@ -55,6 +55,8 @@ class Language:
 
     loaded_with: tuple[Any, ...]
     allocated: tuple[Any, ...]
+    deltas: Sequence[int] = ()
+    """What a step adds to the hash, row by row; nothing where it is empty."""
 
     def __init__(self, vllm_config: Any = None, prefix: str = "") -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -101,8 +103,11 @@ class Language:
         for row, (start, end) in enumerate(zip(start_pos.tolist(), prompt_lens.tolist(), strict=True)):
             for position in range(start, end):
                 self._write(cache, page_table[row], position, int(tokens[row, position]))
-            found.append(next_token(self._read(cache, page_table[row], end)))
+            found.append(self._said(self._read(cache, page_table[row], end), row))
         return torch.tensor(found)
+
+    def _said(self, context, row):
+        return next_token(context, self.deltas[row] if self.deltas else 0)
 
     def _decoded(self, tokens, page_table, cache, start_pos):
         found = []
@@ -111,7 +116,7 @@ class Language:
                 found.append(-1)
                 continue
             self._write(cache, page_table[row], position, int(tokens[row, 0]))
-            found.append(next_token(self._read(cache, page_table[row], position + 1)))
+            found.append(self._said(self._read(cache, page_table[row], position + 1), row))
         return torch.tensor(found)
 
 
@@ -209,6 +214,110 @@ class Version1(DeviceSampled):
             self.kept_tokens, self.kept_positions = tokens.clone(), start_pos.clone()
         if reload_inputs or reload_page_table:
             self.kept_pages = page_table.clone()
+        return self._continue(kv_cache, sampling_params is not None)
+
+
+class Grouped(Version1):
+    """Layers of several KV cache groups. Each writes tokens in its own way, and all must read the same."""
+
+    _HYBRID_KV_CACHE_GROUPS_ENABLED = True
+    kept_tables: list[torch.Tensor]
+    layer = 0
+
+    def allocate_kv_cache_per_layer(self, per_layer_specs):
+        self.allocated = tuple(per_layer_specs)
+        buffers = {
+            index: torch.full((shape[0], shape[2]), -1, dtype=torch.int64)
+            for shape, _, index in per_layer_specs
+        }
+        return [buffers[index] for _, _, index in per_layer_specs]
+
+    @recorded
+    def prefill_forward(
+        self, *, tokens, page_table, kv_cache, enable_trace, prompt_lens, start_pos, empty_slots,
+        page_tables_per_layer, sampling_params=None,
+    ):  # fmt: skip
+        self._check(page_tables_per_layer, page_table, kv_cache)
+        found = []
+        for layer, (table, cache) in enumerate(zip(page_tables_per_layer, kv_cache, strict=True)):
+            self.layer = layer
+            found.append(self._prefilled(tokens, table, cache, prompt_lens, start_pos))
+        return self._agreed(found) if sampling_params is not None else logits(self._agreed(found))
+
+    @recorded
+    def decode_forward(
+        self, *, tokens, page_table, kv_cache, start_pos, enable_trace, read_from_device,
+        reload_inputs, reload_page_table, reload_sampling_params, reset_sampling_state,
+        page_tables_per_layer, sampling_params=None,
+    ):  # fmt: skip
+        self._check(page_tables_per_layer, page_table, kv_cache)
+        if reload_inputs:
+            self.kept_tokens, self.kept_positions = tokens.clone(), start_pos.clone()
+        if reload_inputs or reload_page_table:
+            self.kept_tables = [table.clone() for table in page_tables_per_layer]
+        return self._continue(kv_cache, sampling_params is not None)
+
+    def _decoded(self, tokens, page_table, cache, start_pos):
+        found = []
+        for layer, (table, of_layer) in enumerate(zip(self.kept_tables, cache, strict=True)):
+            self.layer = layer
+            found.append(super()._decoded(tokens, table, of_layer, start_pos))
+        return self._agreed(found)
+
+    def _write(self, cache, pages, position, token):
+        super()._write(cache, pages, position, token + VOCAB * self.layer)
+
+    def _read(self, cache, pages, end):
+        return [token - VOCAB * self.layer for token in super()._read(cache, pages, end)]
+
+    def _continue(self, kv_cache, sampled_on_device):
+        self.kept_pages = self.kept_tables[0]
+        return super()._continue(kv_cache, sampled_on_device)
+
+    def _check(self, tables, page_table, kv_cache):
+        assert len(tables) == len(kv_cache)
+        assert {table.dtype for table in tables} == {torch.int32}
+        assert len({tuple(table.shape) for table in tables}) == 1
+        assert torch.equal(tables[0][: len(page_table)], page_table)
+        assert not tables[0][len(page_table) :].any(), "padded with 0"
+
+    def _agreed(self, found):
+        assert all(torch.equal(found[0], other) for other in found), "layers found different contexts"
+        return found[0]
+
+
+class Seeing(Version1):
+    """Images change what follows: by what a prefill says of them, and decodes are told."""
+
+    kept_deltas: Sequence[int] = ()
+
+    @recorded
+    def prefill_forward(
+        self, *, tokens, page_table, kv_cache, enable_trace, prompt_lens, start_pos, empty_slots,
+        pixel_values, image_grid_thw, sampling_params=None,
+    ):  # fmt: skip
+        assert [None if p is None else len(p) for p in pixel_values] == [
+            None if g is None else len(g) for g in image_grid_thw
+        ]
+        self.deltas = [sum(int(pixels) for pixels in images or ()) for images in pixel_values]
+        sampled = self._prefilled(tokens, page_table, kv_cache, prompt_lens, start_pos)
+        out = logits(sampled) if sampling_params is None else sampled
+        return out, torch.tensor(self.deltas)[:, None]
+
+    @recorded
+    def decode_forward(
+        self, *, tokens, page_table, kv_cache, start_pos, enable_trace, read_from_device,
+        reload_inputs, reload_page_table, reload_sampling_params, reset_sampling_state,
+        rope_deltas_all_users, sampling_params=None,
+    ):  # fmt: skip
+        if rope_deltas_all_users is not None:
+            assert len(rope_deltas_all_users) <= len(tokens)
+            self.kept_deltas = rope_deltas_all_users
+        if reload_inputs:
+            self.kept_tokens, self.kept_positions = tokens.clone(), start_pos.clone()
+        if reload_inputs or reload_page_table:
+            self.kept_pages = page_table.clone()
+        self.deltas = self.kept_deltas
         return self._continue(kv_cache, sampling_params is not None)
 
 

@@ -11,13 +11,24 @@ from tt_sampling import ReloadCommands, TTSamplingParams
 from vllm_tt_plugin.adapter import Adapter
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import StepError
-from vllm_tt_plugin.kv_cache import LayerCache
+from vllm_tt_plugin.images import Inputs, PrefillImages
+from vllm_tt_plugin.kv_cache import LayerCache, PageTables
 from vllm_tt_plugin.mesh import HostMesh
 from vllm_tt_plugin.step_data import DecodeInputs, DeviceSampling, PrefillInputs, StepResult
 from vllm_tt_plugin.warmup import warm_up
 
 from .conftest import MakeConfig, with_lanes
-from .strict_adapters import VOCAB, HostSampled, KeywordOnly, Language, Version0, Version1, logits
+from .strict_adapters import (
+    VOCAB,
+    Grouped,
+    HostSampled,
+    KeywordOnly,
+    Language,
+    Seeing,
+    Version0,
+    Version1,
+    logits,
+)
 
 LAYERS = [LayerCache((10, 2, 4, 8), torch.bfloat16, tensor_index=index) for index in range(3)]
 CLASSES: list[type[Language]] = [HostSampled, Version0, Version1]
@@ -135,6 +146,55 @@ def test_a_decode_gets_exactly_the_contracts_arguments(
     if wanted is not None and wanted.prompt_tokens is not None:
         assert arguments["prompt_tokens"] is wanted.prompt_tokens
         assert arguments["output_tokens"] is wanted.output_tokens
+
+
+def test_layers_that_differ_are_allocated_one_by_one() -> None:
+    made = adapter(Grouped)
+    layers = [
+        attrs.evolve(layer, group=min(index, 1), tensor_index=index // 2)
+        for index, layer in enumerate(LAYERS)
+    ]
+    made.allocate(layers, page_table_width=5)
+    assert made.model.allocated == tuple(
+        (layer.shape, layer.dtype, index) for layer, index in zip(layers, (0, 0, 1), strict=True)
+    )
+    assert made.page_tables == PageTables(5, (0, 1, 1))
+    made.allocate([attrs.evolve(LAYERS[0], shape=(9, 1, 4, 8)), *LAYERS[1:]], page_table_width=5)
+    assert made.page_tables == PageTables(5), "one group, of layers with other heads"
+    assert made.model.allocated[0][0] == (9, 1, 4, 8)
+
+
+def test_page_tables_by_layer_are_passed_where_there_are_several_groups() -> None:
+    made = adapter(Grouped)
+    made.kv_cache = [made.kv_cache, made.kv_cache.clone()]
+    tables = [torch.tensor([[group + 1, 0, 0, 0, 0], *3 * [5 * [0]]], dtype=torch.int32) for group in (0, 1)]
+    inputs = attrs.evolve(prefill_inputs(), page_tables_per_layer=tables)
+    inputs.page_table[1] = 0
+    made.prefill(inputs, None)
+    assert set(passed(made, "prefill_forward")[0]) == PREFILL | {"page_tables_per_layer"}
+    decode = attrs.evolve(decode_inputs(), page_tables_per_layer=tables)
+    decode.page_table[2] = 0
+    run_decode(made, decode, None, FIRST)
+    (arguments,) = passed(made, "decode_forward")
+    assert set(arguments) == DECODE | COMMANDS | {"page_tables_per_layer"}
+    assert arguments["page_tables_per_layer"] is tables
+
+
+@pytest.mark.parametrize("wanted", [None, sampling(False)], ids=["host", "device"])
+def test_images_and_rope_deltas(wanted: DeviceSampling | None) -> None:
+    made = adapter(Seeing)
+    made.inputs = Inputs(images=True, rope_deltas=True)
+    pixels, grid = torch.tensor([7]), torch.tensor([1, 2, 2])
+    images = PrefillImages([[pixels], None], [[grid], None])
+    result = made.prefill(attrs.evolve(prefill_inputs(), images=images), wanted)
+    (arguments,) = passed(made, "prefill_forward")
+    assert set(arguments) - {"sampling_params"} == PREFILL | {"pixel_values", "image_grid_thw"}
+    assert (arguments["pixel_values"], arguments["image_grid_thw"]) == ([[pixels], None], [[grid], None])
+    assert result.rope_deltas == [7, 0]
+    assert (result.tokens is None) == (wanted is None)
+    for deltas in ([7, 0, 5], None):
+        run_decode(made, attrs.evolve(decode_inputs(), rope_deltas=deltas), wanted, FIRST)
+    assert [call["rope_deltas_all_users"] for call in passed(made, "decode_forward")] == [[7, 0, 5], None]
 
 
 @pytest.mark.parametrize(

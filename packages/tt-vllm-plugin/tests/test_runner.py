@@ -22,13 +22,14 @@ from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.host_sampling import HostSampler
+from vllm_tt_plugin.images import Inputs
 from vllm_tt_plugin.kv_cache import LayerCache
 from vllm_tt_plugin.mesh import HostMesh
 from vllm_tt_plugin.requests import RequestTable
 from vllm_tt_plugin.runner import TTRunner
 
 from .plans import BLOCK, Planner, Told, greedy
-from .strict_adapters import HostSampled, Language, Version0, Version1, next_token
+from .strict_adapters import Grouped, HostSampled, Language, Seeing, Version0, Version1, next_token
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,21 +49,24 @@ class Rig:
     ) -> None:
         config = TTConfig.parse(tt)
         capabilities = Capabilities.from_class(cls)
-        self.planner = Planner(ROWS, NUM_BLOCKS, v2)
+        layers = LAYERS if capabilities.hybrid_kv_cache_groups else LAYERS[:1]
         adapter = Adapter(cls(), capabilities, HostMesh.open((1, 1)), config, max_rows=ROWS, lanes=1)
-        adapter.allocate([LayerCache((NUM_BLOCKS, 1, BLOCK, 1), torch.bfloat16, 0)], page_table_width=20)
+        adapter.inputs = Inputs(images=issubclass(cls, Seeing), rope_deltas=issubclass(cls, Seeing))
+        adapter.allocate(layers, page_table_width=20)
+        self.planner = Planner(ROWS, NUM_BLOCKS, v2, adapter.page_tables.groups)
         adapter.decode_sizes = (1, 2)
         self.model: Any = adapter.model
         device = DeviceSampler.of(config, capabilities)
         host = HostSampler(vllm_config)
-        self.runner = TTRunner(adapter, RequestTable(ROWS), host, device, overlap)
+        requests = RequestTable(ROWS, adapter.page_tables.groups)
+        self.runner = TTRunner(adapter, requests, host, device, overlap)
         self._depth = 2 if overlap else 1
         self._asked_later: deque[tuple[Any, dict[str, list[int]]]] = deque()
 
     def step(self, phase: Phase, work: list[tuple[Told, int]]) -> None:
         """Run a step; its tokens must be those of the hash."""
         output = self.runner.execute(self.planner.step(phase, work)) or self.runner.sample(None)
-        expected = {r.name: [] if r.missing else [next_token(r.tokens)] for r, _ in work}
+        expected = {r.name: [] if r.missing else [next_token(r.tokens, r.delta)] for r, _ in work}
         for request, _ in work:
             request.output += expected[request.name]
         self._asked_later.append((output, expected))
@@ -78,15 +82,25 @@ class Rig:
             assert got == expected
 
 
+LAYERS = [
+    LayerCache((NUM_BLOCKS, 1, BLOCK, 1), torch.bfloat16, tensor_index=index, group=group)
+    for index, group in ((0, 0), (0, 1), (1, 1))
+]
 ROUTES = {
     "host": (HostSampled, {}),
     "device, version 0": (Version0, {"sample_on_device_mode": "all"}),
     "device, version 1": (Version1, {"sample_on_device_mode": "all"}),
     "decode only, version 1": (Version1, {"sample_on_device_mode": "decode_only"}),
+    "several KV cache groups": (Grouped, {"sample_on_device_mode": "decode_only"}),
+    "images": (Seeing, {"sample_on_device_mode": "all"}),
     "no traces, version 1": (Version1, {"sample_on_device_mode": "all", "trace_mode": "none"}),
     "asked for the host, version 0": (Version0, {}),
     "asked for the host, version 1": (Version1, {}),
 }
+
+
+ASYNC_ONLY = ("several KV cache groups", "images")
+"""What they add is all there when steps overlap; engines serve them in the other ways too."""
 
 
 def machine(
@@ -99,13 +113,16 @@ def machine(
             self.requests: list[Told] = []
             self.arrived = 0
 
-        @rule(length=st.integers(1, 9), on_host=st.booleans())
-        def arrive(self, length: int, on_host: bool) -> None:
+        @rule(length=st.integers(1, 9), on_host=st.booleans(), seen=st.integers(0, 3))
+        def arrive(self, length: int, on_host: bool, seen: int) -> None:
             """A bias on no token that the hash gives changes nothing but the route."""
             if len(self.requests) < 6:
                 self.arrived += 1
                 prompt = [(self.arrived * 7 + i) % 60 for i in range(length)]
-                self.requests.append(Told(f"r{self.arrived}", prompt, biased() if on_host else greedy()))
+                places = range(min(seen, length) if cls is Seeing else 0)
+                images = [(place, place + 1, 10 * self.arrived + place) for place in places]
+                params = biased() if on_host else greedy()
+                self.requests.append(Told(f"r{self.arrived}", prompt, params, images))
 
         @rule(data=st.data())
         def prefill(self, data: st.DataObject) -> None:
@@ -155,8 +172,10 @@ def biased() -> SamplingParams:
     return greedy(logit_bias={0: -1e-6})
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("route", "overlap"),
+    [(route, overlap) for route in ROUTES for overlap in (False, True) if overlap or route not in ASYNC_ONLY],
+)
 def test_every_stream_is_that_of_its_context(vllm_config: "VllmConfig", route: str, overlap: bool) -> None:
     cls, tt = ROUTES[route]
     case = machine(vllm_config, cls, tt, overlap).TestCase
@@ -188,6 +207,42 @@ def test_a_steady_decode_reloads_only_pages(vllm_config: "VllmConfig") -> None:
     assert [d["reload_inputs"] for d in decodes] == [True] + 5 * [False]
     assert [d["reload_page_table"] for d in decodes] == [False, True, False, False, False, True]
     assert {len(d["tokens"]) for d in decodes} == {1}, "the smallest listed size"
+
+
+def test_each_layer_is_given_the_table_of_its_group(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, Grouped, False)
+    gone, stays = Told("a", [1, 2, 3], greedy()), Told("b", [4, 5], greedy())
+    rig.step(Phase.PREFILL, [(gone, 3), (stays, 2)])
+    rig.planner.finish(gone)
+    rig.step(Phase.DECODE, [(stays, 1)])
+    prefill, decode = ([t.tolist() for t in kw["page_tables_per_layer"]] for _, _, kw in rig.model.calls[:2])
+    rows = [[*stays.blocks[group], *19 * [0]] for group in (0, 1, 1)]
+    assert [table[1] for table in prefill] == rows
+    assert [table[2:] for table in prefill] == 3 * [2 * [20 * [0]]]
+    assert decode == [[20 * [0], row, 20 * [0], 20 * [0]] for row in rows]
+
+
+def test_decodes_are_told_how_far_rope_is_off_when_rows_change(vllm_config: "VllmConfig") -> None:
+    rig = Rig(vllm_config, Seeing, False, overlap=True, sample_on_device_mode="all")
+    plain, seeing = Told("a", [1, 2], greedy()), Told("b", [3, 4, 5], greedy(), [(1, 2, 30), (2, 3, 4)])
+    late = Told("c", [6, 7], greedy(), [(1, 2, 8)])
+    rig.step(Phase.PREFILL, [(plain, 2), (seeing, 2)])
+    rig.step(Phase.PREFILL, [(seeing, 1)])
+    for _ in range(2):
+        rig.step(Phase.DECODE, [(plain, 1), (seeing, 1)])
+    rig.step(Phase.PREFILL, [(late, 1)])
+    rig.step(Phase.DECODE, [(plain, 1), (seeing, 1)])
+    rig.step(Phase.PREFILL, [(late, 1)])
+    rig.planner.preempt(plain)
+    rig.step(Phase.DECODE, [(seeing, 1), (late, 1)])
+    rig.planner.preempt(seeing)
+    rig.step(Phase.PREFILL, [(seeing, seeing.missing)])
+    rig.settle()
+    calls = rig.model.calls
+    told = [kw["rope_deltas_all_users"] for name, _, kw in calls if name == "decode_forward"]
+    assert told == [[0, 34], None, [0, 34], [0, 34, 8]]
+    seen = [kw["pixel_values"] for name, _, kw in calls if name == "prefill_forward"]
+    assert seen == [[None, [30]], [[30, 4]], [None], [[8]], [[30, 4]]]
 
 
 def reads(rig: Rig) -> list[str]:

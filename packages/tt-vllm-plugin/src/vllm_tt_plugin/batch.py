@@ -52,10 +52,12 @@ class DecodeBatch:
         self._followed_changes = -1
         self.decoding = Decoding.of([])
 
-    def write_blocks(self, changed: Sequence[RequestState]) -> None:
-        """Copy the block lists of ``changed`` into the page tables."""
-        if not changed:
+    def write_blocks(self, changed: Sequence[RequestState], freed: Sequence[int] = ()) -> None:
+        """Clear the rows ``freed``, then copy the block lists of ``changed`` into the page tables."""
+        if not changed and not freed:
             return
+        for row in freed:
+            self._blocks[:, row] = 0
         for state in changed:
             if state.row is not None:
                 _write_row(self._blocks, state.row, state)

@@ -84,8 +84,8 @@ class PhasedScheduler(AsyncScheduler):
         with self._gates(prefill, most_tokens):
             output = super().schedule(throttle_prefills)
         for data in output.scheduled_new_reqs:
-            # vLLM leaves out the pixels of images that are in the prefix cache. Adapters are given all of them,
-            # and the cache may be gone when the request is resumed.
+            # vLLM leaves out the pixels of images that it finds in the prefix cache. Adapters are given all
+            # images, and the cache may be gone when the request is resumed.
             data.mm_features = self.requests[data.req_id].mm_features
         has_room = most_tokens is None or most_tokens >= self.chunk_sizes[0]
         if prefill and has_room and not output.total_num_scheduled_tokens:

@@ -68,6 +68,8 @@ class RequestTable:
     change, so that whoever kept the old one still sees what was."""
     blocks_changed: list[RequestState] = attrs.field(factory=list, init=False)
     """Requests whose block list the last plan changed."""
+    rows_freed: list[int] = attrs.field(factory=list, init=False)
+    """Rows that the last plan took from a request; another may have got them at once."""
     _states: dict[str, RequestState] = attrs.field(factory=dict, init=False)
     _rows: RowAccount = attrs.field(init=False)
 
@@ -90,6 +92,7 @@ class RequestTable:
         """
         before = self.changes
         self.blocks_changed = []
+        self.rows_freed = []
         for request_id in plan.finished_req_ids:
             self._release(request_id)
             self._states.pop(request_id, None)
@@ -150,8 +153,10 @@ class RequestTable:
         return blocks
 
     def _release(self, request_id: str) -> None:
-        if self._rows.release(request_id) is None:
+        row = self._rows.release(request_id)
+        if row is None:
             return
+        self.rows_freed.append(row)
         state = self._states[request_id]
         state.row = None
         state.blocks = ()

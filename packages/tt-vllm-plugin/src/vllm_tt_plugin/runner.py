@@ -79,7 +79,7 @@ class TTRunner:
         if not self._continues(plan):
             self._pending.drain()
         self._requests.apply(plan)
-        self._decodes.write_blocks(self._requests.blocks_changed)
+        self._decodes.write_blocks(self._requests.blocks_changed, self._requests.rows_freed)
         if plan.phase is Phase.EMPTY:
             return self._idle()
         self._ran = self._prefill(plan) if plan.phase is Phase.PREFILL else self._decode(plan)
