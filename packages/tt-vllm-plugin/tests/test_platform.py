@@ -10,6 +10,7 @@ import attrs
 import pytest
 from tt_registry import Capabilities
 from vllm.config import KVTransferConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensInput
 from vllm.platforms import current_platform
@@ -138,6 +139,22 @@ def test_every_switch_off_says_why(make_config: MakeConfig, plugin_log: pytest.L
     plugin_log.clear()
     switch_off_undeclared(config, TTConfig(), Capabilities())
     assert plugin_log.messages == []
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_kv_cache_groups_are_for_models_that_take_them(make_config: MakeConfig, declared: bool) -> None:
+    scheduler = (config := make_config()).scheduler_config
+    scheduler.disable_hybrid_kv_cache_manager = False
+    switch_off_undeclared(config, TTConfig(), Capabilities(hybrid_kv_cache_groups=declared))
+    assert scheduler.disable_hybrid_kv_cache_manager is not declared
+
+
+def test_embeddings_of_images_are_refused(make_config: MakeConfig) -> None:
+    config = make_config()
+    for asked in (False, True):
+        config.model_config.multimodal_config = MultiModalConfig(enable_mm_embeds=asked)
+        found = [problem.found for problem in problems_of(config, None, (1, 1))]
+        assert found == ["embeddings of images are asked for"][: int(asked)]
 
 
 ON_DEVICE = TTConfig(sample_on_device_mode="decode_only")
