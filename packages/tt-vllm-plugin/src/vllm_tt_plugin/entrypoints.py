@@ -11,6 +11,8 @@ import tempfile
 
 logger = logging.getLogger("vllm.tt_plugin")
 
+PLATFORM_PLUGIN = "tt"
+GENERAL_PLUGIN = "tt_model_registry"
 TT_PLATFORM = "vllm_tt_plugin.platform.TTPlatform"
 SUPPORTED_VLLM = "0.33"
 """vLLM is no declared dependency, since its published wheels are built for CUDA; so it is checked at load."""
@@ -64,8 +66,13 @@ def register() -> None:
     register_with_vllm(os.environ)
 
 
+def supports(version: str) -> bool:
+    """Whether this release works with that version of vLLM."""
+    return version.split(".")[:2] == SUPPORTED_VLLM.split(".")
+
+
 def _check_version(installed: str) -> None:
-    if installed.split(".")[:2] != SUPPORTED_VLLM.split("."):
+    if not supports(installed):
         from vllm_tt_plugin.errors import ConfigurationError, Problem
 
         raise ConfigurationError(

@@ -1,0 +1,5 @@
+import sys
+
+from vllm_tt_plugin.cli import main
+
+sys.exit(main())
