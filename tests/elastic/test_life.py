@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
-from elastic_ep import Launcher, Shape
+from elastic_ep import Launcher, Patience, Shape
 from elastic_ep.testing.toy import ToyConfig
-from elastic_ep.testing.toy_group import ToyGroup, alive
+from elastic_ep.testing.toy_group import SlowCapture, ToyGroup, alive
 
 SHAPE = Shape(layers=2, experts=8, slots=6, max_ranks=4)
 CONFIG = ToyConfig(SHAPE, tokens=4, hidden=8, pace=0.005)
@@ -23,7 +24,7 @@ SLACK_KIB = 4096
 
 @pytest.fixture
 def toy(launcher: Launcher, tmp_path: Path) -> Iterator[ToyGroup]:
-    toy = ToyGroup.start(launcher, CONFIG, tmp_path)
+    toy = ToyGroup.start(launcher, CONFIG, tmp_path, Patience(lease=10.0))
     yield toy
     toy.group.close()
 
@@ -62,6 +63,21 @@ def test_cycles_leak_nothing(toy: ToyGroup) -> None:
     flips = [record for record in stayed if record["kind"] == "Flipped"]
     assert {flip["captures"] for flip in flips} == {1}
     assert len(flips) >= 2 * CYCLES
+
+
+def test_a_joiner_that_warms_up_for_longer_than_a_lease_is_not_evicted(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    patience = Patience(lease=2.0, beat=0.05)
+    config = attrs.evolve(CONFIG, shape=Shape(layers=8, experts=4, slots=4, max_ranks=2))
+    toy = ToyGroup.start(launcher, config, tmp_path, patience, SlowCapture)
+    try:
+        toy.group.scale((0, 1), SECONDS)
+        readied = [r for seen in toy.records().values() for r in seen if r["kind"] == "Readied"]
+        assert all(record["seconds"] > patience.lease for record in readied)
+        assert toy.group.exits == ()
+    finally:
+        toy.group.close()
 
 
 def usage(pid: int) -> dict[str, int]:

@@ -5,12 +5,13 @@ import signal
 import time
 from pathlib import Path
 
-from elastic_ep import Launcher, OnLoss, Phase, Shape
+from elastic_ep import Launcher, OnLoss, Patience, Phase, Shape
 from elastic_ep.testing.toy import ToyConfig
 from elastic_ep.testing.toy_group import ToyGroup
 
 SHAPE = Shape(layers=1, experts=6, slots=3, max_ranks=3)
 CONFIG = ToyConfig(SHAPE, tokens=4, hidden=8, pace=0.005)
+PATIENCE = Patience(lease=10.0)
 SECONDS = 30.0
 
 
@@ -18,7 +19,7 @@ def test_a_group_without_room_waits_for_a_rank_that_brings_lost_experts(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """Two ranks of three slots hold six experts once each; the one that is left cannot hold them all."""
-    toy = ToyGroup.start(launcher, CONFIG, tmp_path, on_loss=OnLoss.RELOAD)
+    toy = ToyGroup.start(launcher, CONFIG, tmp_path, PATIENCE, on_loss=OnLoss.RELOAD)
     try:
         toy.group.scale((0, 1), SECONDS)
         toy.await_steps(3, SECONDS)
@@ -40,7 +41,7 @@ def test_a_group_without_room_waits_for_a_rank_that_brings_lost_experts(
 
 def test_lost_experts_are_brought_in_where_there_is_room(launcher: Launcher, tmp_path: Path) -> None:
     """Three ranks of three slots hold six experts; each loss leaves six slots for them."""
-    toy = ToyGroup.start(launcher, CONFIG, tmp_path)
+    toy = ToyGroup.start(launcher, CONFIG, tmp_path, PATIENCE)
     try:
         toy.group.scale((0, 1, 2), SECONDS)
         toy.await_steps(3, SECONDS)

@@ -22,9 +22,9 @@ SIGNALS = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 
 @pytest.fixture(scope="module")
 def running(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyGroup]:
-    """A lease is longer than scheduling on a busy machine may take, and shorter than a capture takes."""
+    """The lease is longer than a busy machine may keep a process from running."""
     folder = tmp_path_factory.mktemp("ranks")
-    patience = Patience(lease=0.8, beat=0.05)
+    patience = Patience(lease=3.0, beat=0.05)
     toy = ToyGroup.start(launcher, CONFIG, folder, patience, SlowCapture, auto_commit=False)
     yield toy
     toy.group.close()
@@ -43,11 +43,12 @@ def carry_out(toy: ToyGroup, plan: Plan) -> None:
     if not plan.stages:
         return
     toy.group.begin(plan)
-    for _ in plan.stages:
-        committed = toy.group.wait_for(Phase.PREPARED, SECONDS).ballot
-        toy.group.commit()
-        while (state := toy.group.state()).ballot == committed and state.phase != Phase.STABLE:
-            time.sleep(0.005)
+    committed, deadline = None, time.monotonic() + SECONDS
+    while (state := toy.group.state()).placement != plan.after and time.monotonic() < deadline:
+        if state.phase == Phase.PREPARED and state.ballot != committed:
+            committed = state.ballot
+            toy.group.commit()
+        time.sleep(0.005)
     toy.group.finish(plan, SECONDS)
 
 
@@ -68,12 +69,16 @@ def strike(toy: ToyGroup, rank: int, how: signal.Signals) -> None:
     os.kill(toy.group.pids[rank], how)
 
 
-def serves_without(toy: ToyGroup, rank: int, exits: int) -> None:
-    """The group comes to rest without the rank, whose process alone has ended, and serves on."""
+def rests_without(toy: ToyGroup, rank: int) -> None:
     deadline = time.monotonic() + SECONDS
     while (state := toy.group.state()).phase != Phase.STABLE or rank in state.placement.ranks or state.gone:
         assert time.monotonic() < deadline, f"{state.phase}: waiting for {state.waiting}"
         time.sleep(0.01)
+
+
+def serves_without(toy: ToyGroup, rank: int, exits: int) -> None:
+    """The group comes to rest without the rank, whose process alone has ended, and serves on."""
+    rests_without(toy, rank)
     toy.await_steps(3, SECONDS)
     assert toy.group.exits[exits:] == ((rank, -signal.SIGKILL),)
 
@@ -127,10 +132,7 @@ def test_a_rank_that_serves_while_the_group_grows(
     strike(toy, rank, how)
     with pytest.raises(GroupError, match=f"rank {rank}|could not prepare"):
         toy.group.finish(plan, SECONDS)
-    deadline = time.monotonic() + SECONDS
-    while toy.group.state().phase != Phase.STABLE or rank in toy.group.state().placement.ranks:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    rests_without(toy, rank)
     toy.await_steps(3, SECONDS)
 
 

@@ -15,6 +15,7 @@ from elastic_ep.codec import decode, decode_any, encode
 from elastic_ep.control import (
     Action,
     Cancel,
+    Check,
     CommitNow,
     Coordinator,
     Died,
@@ -58,7 +59,7 @@ class Beat:
 ORDERS: tuple[type, ...] = (Scale, CommitNow, Cancel, Died, Alive)
 """What the host sends."""
 
-NOTICES: tuple[type, ...] = (Launch, Kill, Finished, Refused, Beat)
+NOTICES: tuple[type, ...] = (Launch, Kill, Check, Finished, Refused, Beat)
 """What the host is sent."""
 
 HOST_GREETING = b"host"
@@ -180,10 +181,10 @@ class Director:
         match action:
             case Send(to, message) if to in self._ranks:
                 self._send(self._ranks[to], encode(message))
-            case Launch() | Kill() | Finished() | Refused():
+            case Launch() | Kill() | Check() | Finished() | Refused():
                 self._notify(action)
 
-    def _notify(self, notice: Launch | Kill | Finished | Refused | Beat) -> None:
+    def _notify(self, notice: Launch | Kill | Check | Finished | Refused | Beat) -> None:
         if self._host is not None:
             self._send(self._host, encode(notice, NOTICES))
 

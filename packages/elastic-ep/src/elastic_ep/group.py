@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from elastic_ep.codec import decode_any, encode
 from elastic_ep.control import (
     Cancel,
+    Check,
     CommitNow,
     Coordinator,
     Died,
@@ -23,7 +24,7 @@ from elastic_ep.control import (
 )
 from elastic_ep.director import HOST_GREETING, NOTICES, ORDERS, STATE, Alive, Beat, run_director
 from elastic_ep.errors import GroupError, LaunchError
-from elastic_ep.launcher import Launcher
+from elastic_ep.launcher import Launcher, is_dying
 from elastic_ep.links import Address, Link
 from elastic_ep.placement import Shape, nobody
 from elastic_ep.plan import Load, Plan, resize
@@ -198,24 +199,32 @@ class Group:
         work = functools.partial(
             run_director, self._rendezvous.meeting, self._first, self._patience, self._auto_commit
         )
-        self._director = self._launcher.start(work, lambda _: self._happened.put(self._start_director))
+        self._director = self._launcher.start(work, lambda *_: self._happened.put(self._start_director))
         self._beaten = time.monotonic()
 
-    def _rank_ended(self, rank: int, code: int) -> None:
-        del self._pids[rank]
+    def _rank_ended(self, rank: int, pid: int, code: int) -> None:
         self._exits.append((rank, code))
+        if self._pids.get(rank) == pid:
+            self._rank_died(rank)
+
+    def _rank_died(self, rank: int) -> None:
+        del self._pids[rank]
         self._link.send(encode(Died(rank), ORDERS))
 
-    def _follow(self, notice: Launch | Kill | Finished | Refused | Beat) -> None:
+    def _follow(self, notice: Launch | Kill | Check | Finished | Refused | Beat) -> None:
         match notice:
             case Launch(rank, ballot):
                 seat = Seat(rank, ballot, self._rendezvous.meeting, self._patience, self._niceness)
                 self._pids[rank] = self._launcher.start(
                     functools.partial(self._main, seat),
-                    lambda code: self._happened.put(functools.partial(self._rank_ended, rank, code)),
+                    lambda pid, code: self._happened.put(
+                        functools.partial(self._rank_ended, rank, pid, code)
+                    ),
                 )
             case Kill(rank) if rank in self._pids:
                 self._launcher.kill(self._pids[rank])
+            case Check(rank) if rank in self._pids and is_dying(self._pids[rank]):
+                self._rank_died(rank)
             case Finished() | Refused():
                 self._outcomes.put(notice)
             case Beat():

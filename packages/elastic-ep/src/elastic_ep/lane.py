@@ -57,6 +57,7 @@ class Lane:
         self._noted = torch.zeros_like(self._arrived)
         self._words = torch.zeros((2, shape.max_ranks, NOTE), dtype=torch.int64)
         self._open: list[Op] = []
+        self._probes: dict[str, Op] = {}
         self._notes: dict[int, Note] = {}
         for name in REGISTERED:
             transport.register(f"lane.{name}", self.static[name])
@@ -118,8 +119,23 @@ class Lane:
         self._noted[senders] = 0
         return {rank: tuple(self._words[0, rank].tolist()) for rank in senders}
 
-    def forget(self, rank: int) -> None:
-        """Rows that a rank left behind when it went are no work."""
+    def probe(self, peer: str) -> None:
+        """Write something that nobody reads, to learn whether the peer is there: if not, the wait that goes
+        on raises. One that is frozen is probed once."""
+        earlier = self._probes.get(peer)
+        if earlier is None or earlier.done:
+            start = size_of(self._words[0]) + self.rank * size_of(self._words[0, 0])
+            span = Span("lane.words", start, "lane.words", start, size_of(self._words[0, 0]))
+            self._probes[peer] = self.transport.write(peer, [span])
+            self._open.append(self._probes[peer])
+
+    def lost(self) -> set[str]:
+        """Peers to which a transfer has failed since the last exchange began."""
+        return {op.peer for op in self._open if op.error is not None}
+
+    def forget(self, rank: int, peer: str) -> None:
+        """A rank has gone: rows that it left behind are no work."""
+        self._probes.pop(peer, None)
         self.static["in_head"][rank, NOTE:] = -1
 
     def notes(self) -> dict[int, Note]:

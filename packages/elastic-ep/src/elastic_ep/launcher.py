@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from elastic_ep.errors import LaunchError
 from elastic_ep.links import Frames
@@ -22,8 +23,8 @@ START_PATIENCE = 120.0
 WARM = ("elastic_ep.rank", "elastic_ep.director")
 """What every group's processes import."""
 
-Ended = Callable[[int], None]
-"""Called with the exit code of a process that has ended; negative: the signal."""
+Ended = Callable[[int, int], None]
+"""Called with the process id and exit code of a process that has ended; negative: the signal."""
 
 
 class Launcher:
@@ -103,14 +104,23 @@ class Launcher:
             for data in received:
                 self._heard(*pickle.loads(data))
         self._started.put(0)
-        for ended in list(self._alive.values()):
-            ended(-signal.SIGKILL)
+        for pid, ended in list(self._alive.items()):
+            ended(pid, -signal.SIGKILL)
         self._alive.clear()
 
     def _heard(self, kind: str, pid: int, code: int) -> None:
         if kind == "ended":
-            self._alive.pop(pid)(code)
+            self._alive.pop(pid)(pid, code)
             return
         if kind == "started":
             self._alive[pid] = self._starting.popleft()
         self._started.put(pid)
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a process has no memory any more, so that it will neither speak nor write: that is so some time
+    before it has ended, which on a busy host is worth knowing."""
+    try:
+        return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -43,5 +43,6 @@ class Plane:
     def keep(self, ranks: tuple[int, ...]) -> None:
         """Disconnect all others."""
         for rank in sorted(set(self.peers) - set(ranks)):
-            self.transport.disconnect(self.peers.pop(rank))
-            self.lane.forget(rank)
+            peer = self.peers.pop(rank)
+            self.transport.disconnect(peer)
+            self.lane.forget(rank, peer)

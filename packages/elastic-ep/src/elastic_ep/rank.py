@@ -7,6 +7,7 @@ coordinator and says that this rank lives.
 
 import functools
 import queue
+import random
 import sys
 import time
 import uuid
@@ -56,6 +57,9 @@ Cards = tuple[tuple[int, bytes], ...]
 IDLE, ALERT = 0.002, 0.0002
 """Seconds between polls of a rank that does not serve: before it is prepared, and when it is called for any
 step now."""
+
+PROBE = 0.005
+"""Seconds after which a rank that waits looks whether one of those it waits for is there at all."""
 
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a thread lets others run: word of a fence must not wait for the serving one."""
@@ -239,7 +243,8 @@ class Rank:
             return
         except TransportError as error:
             self._stuck = self.member.ballot, time.monotonic()
-            self._suspect(self.plane.lane.late, str(error))
+            lost = self.plane.lane.lost()
+            self._suspect([rank for rank in others if peers[rank] in lost], str(error))
             return
         for heard in notes.values():
             self._event(Heard(CommitAt(*heard)))
@@ -258,12 +263,17 @@ class Rank:
     def _watch(self) -> Callable[[], bool]:
         """Whether the running step is fenced; asked all the while it waits. Says now and then who is late."""
         patience = self.seat.patience.suspect
-        due = time.monotonic() + patience
+        due, probed = time.monotonic() + patience, time.monotonic() + PROBE
         ballot = attrs.astuple(self.member.ballot)
 
         def fenced() -> bool:
-            nonlocal due
-            if time.monotonic() > due:
+            nonlocal due, probed
+            now = time.monotonic()
+            if now > probed:
+                probed = now + PROBE
+                for rank in random.sample(self.plane.lane.late, min(1, len(self.plane.lane.late))):
+                    self.plane.lane.probe(self.plane.peers[rank])
+            if now > due:
                 due += patience
                 self._suspect(self.plane.lane.late, f"late by {patience} s or more")
             return self._fence > ballot
