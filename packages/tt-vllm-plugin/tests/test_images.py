@@ -8,9 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.config.multimodal import MultiModalConfig
+from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
+from vllm.sampling_params import SamplingParams
 from vllm_tt_plugin.errors import StepError
-from vllm_tt_plugin.images import Image, Inputs, PrefillImages, settle, whole_items
+from vllm_tt_plugin.images import Image, Inputs, PrefillImages, refused_items, settle, whole_items
+from vllm_tt_plugin.platform import TTPlatform
 
 from .plans import image_feature
 from .strict_adapters import HostSampled, Seeing
@@ -75,6 +78,25 @@ def test_inside_an_image_all_of_its_rest_is_taken_or_nothing() -> None:
     assert whole_items(items, start=8, count=2, most=6) == 4
     assert whole_items(items, start=8, count=2, most=3) == 0
     assert whole_items(items, start=8, count=0, most=6) == 0
+
+
+@pytest.mark.parametrize(
+    ("items", "refused"),
+    [
+        (None, []),
+        ({"image": [{"pixel_values": 1}, {"address": 2}, None]}, []),
+        ({"image": [{"pixel_values": 1}, {"image_embeds": 1}]}, ["image"]),
+        ({"video": [{"pixel_values": 1}], "image": [{"pixel_values": 1}]}, ["video"]),
+    ],
+)
+def test_items_that_no_prefill_could_pass_on(items: Any, refused: list[str]) -> None:
+    assert refused_items({"type": "token"} if items is None else {"mm_kwargs": items}) == refused
+    request: Any = {"mm_kwargs": items}
+    if refused:
+        with pytest.raises(VLLMValidationError, match=f"items of {refused[0]} came"):
+            TTPlatform.validate_request(request, SamplingParams())
+    else:
+        TTPlatform.validate_request(request, SamplingParams())
 
 
 def config(multimodal: MultiModalConfig | None, uses_mrope: bool = True) -> Any:

@@ -1,7 +1,7 @@
 """Images of requests: where they stand in the prompt, and the form in which adapters take them."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -102,6 +102,23 @@ def settle(config: "VllmConfig", inputs: Inputs) -> None:
     scheduler.disable_chunked_mm_input = True
     everything = config.model_config.max_model_len * scheduler.max_num_seqs
     scheduler.max_num_encoder_input_tokens = scheduler.encoder_cache_size = everything
+
+
+def refused_items(processed_inputs: Mapping[str, Any]) -> list[str]:
+    """Modalities of a request's processed items that no prefill could pass on; empty for most requests.
+
+    Items without data are known to the engine from an earlier request, and those in shared memory tell their
+    address alone; both were looked at when they came.
+    """
+    return [
+        modality
+        for modality, items in (processed_inputs.get("mm_kwargs") or {}).items()
+        if modality != "image" or not all(map(_has_pixels, items))
+    ]
+
+
+def _has_pixels(item: Mapping[str, Any] | None) -> bool:
+    return item is None or "pixel_values" in item or "address" in item
 
 
 def _takes(method: Callable[..., Any], name: str) -> bool:

@@ -118,6 +118,12 @@ class TTPlatform(Platform):
         cls, processed_inputs: "EngineInput", params: "SamplingParams | PoolingParams"
     ) -> None:
         """Raises ``VLLMValidationError``, which becomes an HTTP 400, for what no step here can compute."""
+        refused = images.refused_items(processed_inputs)
+        if refused:
+            raise VLLMValidationError(
+                f"items of {', '.join(refused)} came that are not images with pixel values: send images",
+                parameter=refused[0],
+            )
         for parameter, fix in _REFUSED_PARAMETERS.items():
             value = getattr(params, parameter, None)
             if value is not None:
