@@ -12,6 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from .clusters import CLUSTERS
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / ".tools" / "riscv-binutils"
 PACKAGE = "binutils-riscv64-unknown-elf"
@@ -25,36 +27,22 @@ _start:
 jal zero, 1f
 1: jalr zero, 0(ra)
 """
-HARVESTED = 32
-"""One row of cores taken out, as a mask: with dispatch on worker cores the grid is that of a real N300."""
-# Of a T3K, whose boards hold a left chip (0 to 3) and a right one (4 to 7): two chips to their channels.
-LINKS = {
-    **{(chip, chip + 4): ((8, 0), (9, 1)) for chip in range(4)},
-    **{
-        (0, 2): ((6, 6), (7, 7)),
-        (1, 3): ((0, 0), (1, 1)),
-        (4, 5): ((6, 6), (7, 7)),
-        (6, 7): ((6, 6), (7, 7)),
-    },
-    **{(0, 1): ((14, 14), (15, 15)), (2, 3): ((14, 14), (15, 15))},
-}
-PLACES = {4: (0, 0), 0: (1, 0), 2: (2, 0), 6: (3, 0), 5: (0, 1), 1: (1, 1), 3: (2, 1), 7: (3, 1)}
 
 
 def environment(cluster: str, folder: Path) -> dict[str, str]:
-    """What a process needs to open `cluster`, n150 or t3k; everything it writes goes to `folder`."""
+    """What a process needs to open `cluster`, one of CLUSTERS; everything it writes goes to `folder`."""
     installed = ttnn_root()
     root, description = folder / "root", folder / f"{cluster}.yaml"
     binutils = binutils_folder()
     if not root.exists():
         link_root(root, installed, binutils)
-    description.write_text(DESCRIPTIONS[cluster]())
+    description.write_text(CLUSTERS[cluster].described())
     return os.environ | {
         "PATH": f"{binutils}:{os.environ['PATH']}",
         "STAND_IN_VERSION": compiler_version(installed),
         "TT_METAL_RUNTIME_ROOT": str(root),
         "TT_METAL_MOCK_CLUSTER_DESC_PATH": str(description),
-        "TT_METAL_CACHE": str(folder / f"{cluster}-kernels"),
+        "TT_METAL_CACHE": str(folder / "kernels"),
         "TT_METAL_LOGS_PATH": str(folder / "logs"),
         "TT_LOGGER_LEVEL": "off",
         "LOGURU_LEVEL": "WARNING",
@@ -109,39 +97,3 @@ def binutils_folder() -> Path:
         (archive,) = TOOLS.glob("*.deb")
         subprocess.run(["dpkg-deb", "-x", str(archive), str(TOOLS)], check=True)
     return unpacked
-
-
-def n150() -> str:
-    return f"""
-arch: {{0: Wormhole}}
-chips: {{0: [0, 0, 0, 0]}}
-ethernet_connections: []
-chips_with_mmio: [0: 0]
-harvesting: {{0: {{noc_translation: true, harvest_mask: {HARVESTED}}}}}
-boards: [[{{board_id: 72059269369839682}}, {{board_type: n150}}, {{chips: [0]}}]]
-"""
-
-
-def t3k() -> str:
-    """Four N300 in a grid of 4 by 2 chips."""
-    chips = range(8)
-    ends = [(a, p, b, q) for (a, b), channels in LINKS.items() for p, q in channels]
-    connections = [f"[{{chip: {a}, chan: {p}}}, {{chip: {b}, chan: {q}}}]" for a, p, b, q in ends]
-    boards = [
-        f"[{{board_id: {72058994491072686 + left}}}, {{board_type: n300}}, {{chips: [{left}, {left + 4}]}}]"
-        for left in range(4)
-    ]
-    masks = [f"{chip}: {{noc_translation: true, harvest_mask: {HARVESTED}}}" for chip in chips]
-    return f"""
-arch: {{{", ".join(f"{chip}: wormhole_b0" for chip in chips)}}}
-chips: {{{", ".join(f"{chip}: [{x}, {y}, 0, 0]" for chip, (x, y) in PLACES.items())}}}
-chip_unique_ids: {{{", ".join(f"{chip}: {1000004 + chip}" for chip in chips)}}}
-ethernet_connections: [{", ".join(connections)}]
-chips_with_mmio: [{", ".join(f"{chip}: {chip}" for chip in range(4))}]
-harvesting: {{{", ".join(masks)}}}
-chip_to_boardtype: {{{", ".join(f"{chip}: n300" for chip in chips)}}}
-boards: [{", ".join(boards)}]
-"""
-
-
-DESCRIPTIONS = {"n150": n150, "t3k": t3k}
