@@ -211,7 +211,7 @@ def test_metadata_row_by_row() -> None:
     assert metadata.presence_penalties.tolist() == pytest.approx([0.2, 0.0, 0.0])
     assert metadata.frequency_penalties.tolist() == pytest.approx([0.0, 0.0, 0.3])
     assert metadata.repetition_penalties.tolist() == [1.0, 1.0, 1.0]
-    assert metadata.prompts == {0: [1, 2, 3], 2: [4]}
+    assert {row: ids.tolist() for row, ids in metadata.prompts.items()} == {0: [1, 2, 3], 2: [4]}
     assert metadata.limits == {2: (5, 0.9)}
     assert metadata.output_token_ids == [[], [], [6]]
     assert metadata.output_token_ids[2] is table.requests["b"].output, "it must grow with the request"

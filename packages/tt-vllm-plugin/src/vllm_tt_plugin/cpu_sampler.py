@@ -9,7 +9,6 @@ of the time.
 Shapes: R rows, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +32,8 @@ class RowMetadata(SamplingMetadata):
 
     limits: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Top-k (V where unlimited) and top-p of the rows that are drawn at random."""
-    prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Prompt tokens of rows with penalties."""
+    prompts: dict[int, Ids] = field(default_factory=dict)
+    """Tokens in the prompts of rows with penalties, each once, ascending."""
     allowed: dict[int, list[int]] = field(default_factory=dict)
     """Token ids of rows that allow only some."""
 
@@ -120,10 +119,10 @@ def penalise_seen(logits: torch.Tensor, metadata: RowMetadata, outputs: list[lis
     logits[rows, tokens] = part
 
 
-def _seen(prompt: Sequence[int], output: list[int], vocab: int) -> tuple[Ids, Ids]:
+def _seen(prompt: Ids, output: list[int], vocab: int) -> tuple[Ids, Ids]:
     """The tokens of a request, each once, and how often each was generated; placeholders (-1) are none."""
     generated, times = np.unique(np.array(output, np.int64), return_counts=True)
-    ids = np.union1d(np.array(prompt, np.int64), generated)
+    ids = np.union1d(prompt, generated)
     counts = np.zeros(len(ids), np.int64)
     counts[np.searchsorted(ids, generated)] = times
     valid = (ids >= 0) & (ids < vocab)

@@ -109,7 +109,7 @@ def sampling_metadata(
     live = {row: state for row, state in enumerate(states) if state is not None}
     limits = {row: _limits(state, vocab) for row, state in live.items() if not state.needs.params.greedy}
     all_greedy, all_random = not limits, len(limits) == len(live)
-    penalised = {row: state.prompt for row, state in live.items() if state.needs.params.penalised}
+    penalised = {row: state for row, state in live.items() if state.needs.params.penalised}
     counts = [_logprob_count(state, vocab) for state in live.values()]
 
     def per_row(value: Any, free: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -148,7 +148,7 @@ def sampling_metadata(
         }
         or None,
         limits=limits,
-        prompts=penalised,
+        prompts={row: np.unique(np.array(state.prompt, np.int64)) for row, state in penalised.items()},
         allowed={
             row: state.sampling.allowed_token_ids
             for row, state in live.items()
