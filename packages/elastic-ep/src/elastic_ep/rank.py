@@ -195,7 +195,7 @@ class Rank:
 
     def start_prepare(self, ballot: Ballot, stage: Stage, cards: Cards) -> None:
         """In the background; `Preparation` comes to the inbox."""
-        joins = self.member.serving is None
+        joins, self._prepared = self.member.serving is None, None
         self.plane.preparer.start(ballot, stage, cards, self.plane.peers, joins)
 
     def _flip(self, epoch: int, placement: Placement) -> None:
@@ -207,10 +207,12 @@ class Rank:
 
     def switch(self, epoch: int, placement: Placement) -> None:
         """Put a placement to use, between two steps. What is prepared only needs copying."""
-        self._reload(placement)
         ready = self._prepared
-        made = ready.tables if ready is not None and ready.placement == placement else None
-        self.tables.write(tables(placement) if made is None else made)
+        if ready is not None and ready.tables is not None and ready.placement == placement:
+            self.tables.write(ready.tables)
+        else:
+            self._reload(placement)
+            self.tables.write(tables(placement))
         if not self.plane.step.in_place:
             self.plane.step.capture()
 

@@ -19,7 +19,7 @@ class CudaGraphRunner(EagerRunner):
         elsewhere = sorted(name for name, tensor in self._static.items() if not tensor.is_cuda)
         if elsewhere:
             raise RunnerError(f"{elsewhere} are not on a GPU; make all static tensors there")
-        static, aside = self._static, torch.cuda.Stream()
+        static, aside = self._static, torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside), torch.no_grad():
             program(static)  # what libraries set up on first use must not be in the graph

@@ -25,6 +25,7 @@ class Step:
         layers = range(service.shape.layers)
         self._programs = [program for layer in layers for program in self._layer(layer)]
         self._runners = [make_runner() for _ in self._programs]
+        self._captured: Static = {}
         replays = [runner.replay for runner in self._runners]
         self._layers = [Programs(*replays[3 * layer : 3 * layer + 3]) for layer in layers]
 
@@ -52,15 +53,14 @@ class Step:
 
         Contents of the static tensors may change.
         """
-        static = self.static
+        static = self._captured = self.static
         for runner, program in zip(self._runners, self._programs, strict=True):
             runner.capture(program, static)
             runner.replay()
 
     def check(self) -> None:
         """RunnerError if a static tensor was replaced or moved since the capture."""
-        held, now = self._runners[0].fingerprint().addresses, self.static
-        moved = [name for name, at in held if at.pointer != now[name].data_ptr()]
+        moved = sorted(name for name, tensor in self.static.items() if tensor is not self._captured.get(name))
         if moved:
             raise RunnerError(
                 f"static tensors were replaced since capture: {moved}; write with copy_ instead"
