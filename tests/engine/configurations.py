@@ -92,6 +92,12 @@ POLICIES: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 8,
         "additional_config": {"tt": {"phase_policy": "bounded_gap", "sample_on_device_mode": "all"}},
     },
+    "bounded gap, two lanes": {
+        "data_parallel_size": 2,
+        "max_num_seqs": 2,
+        "num_gpu_blocks_override": 19,
+        "additional_config": {"tt": {"phase_policy": "bounded_gap", "target_itl_ms": 1}},
+    },
     "decodes scheduled by vLLM": {
         "num_gpu_blocks_override": 19,
         "max_num_batched_tokens": 8,

@@ -116,7 +116,9 @@ async def stream(client: httpx.AsyncClient, number: int, tally: Tally) -> None:
 async def soak(server: Server, tally: Tally) -> list[float]:
     """All requests, so many at a time. Returns the memory from when it should have settled on."""
     numbers, memory = iter(range(REQUESTS)), list[float]()
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+    # No connection is used twice: a server may close an idle one just as the next request is sent on it.
+    once = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=once) as client:
 
         async def work() -> None:
             for number in numbers:
