@@ -45,7 +45,7 @@ def test_no_step_is_lost_and_nothing_is_captured_again(toy: ToyGroup) -> None:
         assert {record["captures"] for record in records if record["kind"] == "Flipped"} == {1}
 
 
-def test_cycles_leak_nothing(toy: ToyGroup) -> None:
+def test_cycles_leak_nothing(toy: ToyGroup, launcher: Launcher) -> None:
     """Rank 0 comes and goes, and leads while it is there."""
     toy.group.scale((1, 2), SECONDS)
     seen = []
@@ -53,12 +53,14 @@ def test_cycles_leak_nothing(toy: ToyGroup) -> None:
         toy.group.scale((0, 1, 2), SECONDS)
         toy.group.scale((1, 2), SECONDS)
         toy.await_steps(2, SECONDS)
-        seen.append({rank: usage(pid) for rank, pid in toy.group.pids.items()})
+        ranks = {f"rank {rank}": pid for rank, pid in toy.group.pids.items()}
+        others = {"coordinator": toy.group.director, "nursery": launcher.nursery}
+        seen.append({who: usage(pid) for who, pid in (ranks | others).items()})
     first, last = seen[1], seen[-1]
-    for rank in (1, 2):
-        assert last[rank]["threads"] == first[rank]["threads"]
-        assert last[rank]["handles"] <= first[rank]["handles"], (first, last)
-        assert last[rank]["kib"] <= first[rank]["kib"] + SLACK_KIB, (first, last)
+    for who in ("rank 1", "rank 2", "coordinator", "nursery"):
+        assert last[who]["threads"] == first[who]["threads"], who
+        assert last[who]["handles"] <= first[who]["handles"], who
+        assert last[who]["kib"] <= first[who]["kib"] + SLACK_KIB, who
     stayed = toy.records()[1, toy.group.pids[1]]
     flips = [record for record in stayed if record["kind"] == "Flipped"]
     assert {flip["captures"] for flip in flips} == {1}
