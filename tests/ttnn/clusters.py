@@ -33,10 +33,10 @@ class Cluster:
             f"[{{board_id: {board_id}}}, {{board_type: {self.kind}}}, {{chips: {list(board)}}}]"
             for board_id, board in enumerate(self.boards, self.board_id)
         ]
-        by_chip = {
+        by_chip: dict[str, Mapping[int, str]] = {
             "arch": dict.fromkeys(chips, self.arch),
             "chips": {chip: f"[{x}, {y}, 0, 0]" for chip, (x, y) in self.places.items()},
-            "chip_unique_ids": {chip: 1000004 + chip for chip in chips},
+            "chip_unique_ids": {chip: str(1000004 + chip) for chip in chips},
             "harvesting": dict.fromkeys(chips, f"{{noc_translation: true, {self.harvesting}}}"),
             "chip_to_boardtype": dict.fromkeys(chips, self.kind),
         }
