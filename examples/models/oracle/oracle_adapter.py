@@ -34,6 +34,7 @@ class Oracle(torch.nn.Module):
         "supports_chunked_prefill": True,
         "supports_async_decode": True,
         "supports_sample_on_device": True,
+        "supports_device_seeds": True,
         "folds_dp_into_lanes": True,
     }
     decode_input_update_contract: ClassVar[int] = 1

@@ -33,6 +33,7 @@ class LlamaForCausalLM:
         "supports_async_decode": True,
         "supports_sample_on_device": True,
         "supports_device_penalties": True,
+        "supports_device_seeds": True,
         "max_device_top_k": None,
         "device_logprobs": "top32",
         "folds_dp_into_lanes": True,
@@ -149,8 +150,8 @@ class LlamaForCausalLM:
         """Compute one token of each live row, from what the device holds after the reload commands.
 
         Returns logits [B, 1, V] (NaN in empty rows), or with `sampling_params` ids [B] (-1 in empty rows),
-        or (ids, (values [B, 32], their ids [B, 32])). With `read_from_device=False` it returns at once, with a
-        handle that `read_decode_output` takes.
+        or (ids, (values [B, 32], their ids [B, 32])). With `read_from_device=False` it returns at once, with
+        a handle that `read_decode_output` takes.
         """
         # Nothing that is not commanded may be used: in a steady decode the host's tokens and positions are
         # late by a step. The rest is copied now: the host may write to its tensors when this call is over.

@@ -12,6 +12,7 @@ DEFAULTS = {
     "supports_async_decode": False,
     "supports_sample_on_device": False,
     "supports_device_penalties": True,
+    "supports_device_seeds": False,
     "max_device_top_k": None,
     "supports_device_grammar": False,
     "device_logprobs": "none",

@@ -197,3 +197,13 @@ def test_a_chunk_that_is_not_the_last_is_neutral_in_a_prefill() -> None:
     sampling = sampler().for_prefill([None, state("b", SamplingParams(temperature=0.7, top_k=4))])
     assert sampling.params.temperature == [0.0, 0.7]
     assert sampling.params.top_k == [1, 4]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_seeded_row_is_drawn_on_a_device_that_draws_as_the_host_does(declared: bool) -> None:
+    device = sampler(attrs.evolve(ABLE, supports_device_seeds=declared))
+    seeded = state(sampling=SamplingParams(temperature=1.0, seed=7, top_k=5))
+    for phase in Phase:
+        assert device.route([seeded], phase).on_device is declared
+        assert device.route([state(sampling=SamplingParams(temperature=1.0, top_k=5))], phase).on_device
+        assert device.route([state(sampling=greedy(seed=7))], phase).on_device, "greedy rows draw nothing"

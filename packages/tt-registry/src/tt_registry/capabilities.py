@@ -49,6 +49,8 @@ class Capabilities:
     All but the last two are keys of the class's `model_capabilities`; `decode_input_update_contract` and
     `hybrid_kv_cache_groups` (`_HYBRID_KV_CACHE_GROUPS_ENABLED`) are class attributes of their own.
     A random row with `top_k < 1` or above `max_device_top_k` is sampled on the host.
+    A random row with a seed is sampled on the host unless `supports_device_seeds`: the device draws its token
+    from the seed and the token's position alone, as the host does, and gets the same one.
     `device_logprobs` says what comes with tokens sampled on the device: nothing, the logprob of each token,
     or the 32 highest of its row with their ids, sorted.
     `fabric_config` holds keyword arguments for `ttnn.set_fabric_config`; it is a copy, not to be changed.
@@ -59,6 +61,7 @@ class Capabilities:
     supports_async_decode: bool = _capability(_FLAG, False)
     supports_sample_on_device: bool = _capability(_FLAG, False)
     supports_device_penalties: bool = _capability(_FLAG, True)
+    supports_device_seeds: bool = _capability(_FLAG, False)
     max_device_top_k: int | None = _capability(_COUNT_OR_NONE, None)
     supports_device_grammar: bool = _capability(_FLAG, False)
     device_logprobs: str = _capability(_LOGPROBS, "none")

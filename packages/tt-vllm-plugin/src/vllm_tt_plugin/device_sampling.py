@@ -57,13 +57,13 @@ class DeviceSampler:
         logprobs_mode: str = RAW,
     ) -> "DeviceSampler":
         """Grammars go to the host, and so do logprobs of another kind than raw ones, which are what devices
-        return. Every adapter takes seeds, which stand in the record that it receives."""
+        return."""
         logprobs = capabilities.device_logprobs if logprobs_mode == RAW else DeviceLogprobs.NONE
         device = DeviceCapabilities(
             can_sample=capabilities.supports_sample_on_device,
             max_top_k=capabilities.max_device_top_k,
             penalties=capabilities.supports_device_penalties,
-            seeds=True,
+            seeds=capabilities.supports_device_seeds,
             logprobs=DeviceLogprobs(logprobs),
         )
         mode = SampleMode(config.sample_on_device_mode or "host")
