@@ -34,7 +34,7 @@ def test_a_group_without_room_waits_for_a_rank_that_brings_lost_experts(
         assert toy.steps() == steps, "a step was run with experts missing"
         toy.group.scale((1, 2), SECONDS)
         toy.await_steps(5, SECONDS)
-        assert toy.group.exits == ((0, -signal.SIGKILL),)
+        assert toy.await_exits(1, SECONDS) == ((0, -signal.SIGKILL),)
     finally:
         toy.group.close()
 
@@ -54,6 +54,6 @@ def test_lost_experts_are_brought_in_where_there_is_room(launcher: Launcher, tmp
             time.sleep(0.01)
         assert not state.placement.missing()
         toy.await_steps(5, SECONDS)
-        assert toy.group.exits == ((victim, -signal.SIGKILL),)
+        assert toy.await_exits(1, SECONDS) == ((victim, -signal.SIGKILL),)
     finally:
         toy.group.close()

@@ -80,7 +80,7 @@ def serves_without(toy: ToyGroup, rank: int, exits: int) -> None:
     """The group comes to rest without the rank, whose process alone has ended, and serves on."""
     rests_without(toy, rank)
     toy.await_steps(3, SECONDS)
-    assert toy.group.exits[exits:] == ((rank, -signal.SIGKILL),)
+    assert toy.await_exits(exits + 1, SECONDS)[exits:] == ((rank, -signal.SIGKILL),)
 
 
 @SIGNALS
@@ -128,12 +128,14 @@ def test_a_joiner_before_the_commit_costs_no_step(toy: ToyGroup, phase: Phase, h
 def test_a_rank_that_serves_while_the_group_grows(
     toy: ToyGroup, phase: Phase, rank: int, how: signal.Signals
 ) -> None:
+    exits = len(toy.group.exits)
     plan = growing(toy, phase)
     strike(toy, rank, how)
     with pytest.raises(GroupError, match=f"rank {rank}|could not prepare"):
         toy.group.finish(plan, SECONDS)
     rests_without(toy, rank)
     toy.await_steps(3, SECONDS)
+    assert (rank, -signal.SIGKILL) in toy.await_exits(exits + 1, SECONDS)[exits:]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,13 @@ class ToyGroup:
                 raise GroupError(f"steps went from {before} to {self.steps()} in {seconds} s")
             time.sleep(0.02)
 
+    def await_exits(self, count: int, seconds: float) -> tuple[tuple[int, int], ...]:
+        """The exits of ranks' processes, once there are so many. A rank is known to be dead before that."""
+        deadline = time.monotonic() + seconds
+        while len(self.group.exits) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.group.exits
+
 
 def alive(pids: Iterable[int]) -> list[int]:
     """Those of the processes that still run."""
