@@ -28,10 +28,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from _engines import REQUESTS, TOKENS_IN, prompts, set_environment, write_model
 from _form import Figure, main
 
 HERE = Path(__file__).resolve().parent
-REQUESTS, TOKENS_IN, TOKENS_OUT, VOCAB = 32, 128, 96, 49_152
+TOKENS_OUT, VOCAB = 96, 49_152
 LATENCIES_MS, LANES = (13.8, 37.0), (1, 4)
 IN_PROCESS, OVER_HTTP, SYNC_OVER_BARE_MS = 0.98, 0.95, 1.0
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
@@ -69,8 +70,7 @@ class Engine:
 
         sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS_OUT, ignore_eos=True, detokenize=False)
         self._runs += 1
-        for index in range(REQUESTS):
-            tokens = [(index * 131 + position) % (VOCAB - 1) + 1 for position in range(TOKENS_IN)]
+        for index, tokens in enumerate(prompts(VOCAB)):
             self._front.add_request(f"{self._runs}-{index}", TokensPrompt(prompt_token_ids=tokens), sampling)
         times = []
         while self._front.has_unfinished_requests():
@@ -81,8 +81,8 @@ class Engine:
         return (decodes[-1] - decodes[0]) / (len(decodes) - 1) * 1e3
 
 
-def write_model(folder: Path) -> Path:
-    """A model directory with a configuration, and the tokenizer of SmolLM2 for the server."""
+def copy_tokenizer(folder: Path) -> None:
+    """The server wants one: that of SmolLM2."""
     sys.path.insert(0, str(HERE.parent / "examples"))
     from prepare_smollm2 import prepare
 
@@ -90,20 +90,6 @@ def write_model(folder: Path) -> Path:
     for name in TOKENIZER:
         if (prepared / name).is_file():
             shutil.copy(prepared / name, folder / name)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @contextmanager
@@ -148,17 +134,17 @@ async def streamed_ms(address: str) -> float:
     import httpx
 
     async with httpx.AsyncClient(base_url=address, timeout=120) as client:
-        streams = await asyncio.gather(*(_arrivals(client, index) for index in range(REQUESTS)))
+        streams = await asyncio.gather(*(_arrivals(client, prompt) for prompt in prompts(VOCAB)))
     start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
     counts = [sum(start < moment <= end for moment in times) for times in streams]
     return (end - start) / statistics.mean(counts) * 1e3
 
 
-async def _arrivals(client: Any, index: int) -> list[float]:
+async def _arrivals(client: Any, prompt: list[int]) -> list[float]:
     """When each token of one stream came."""
     body = {
         "model": "timed",
-        "prompt": [(index * 131 + position) % 1000 + 100 for position in range(TOKENS_IN)],
+        "prompt": prompt,
         "max_tokens": 2 * TOKENS_OUT,
         "temperature": 0,
         "ignore_eos": True,
@@ -170,17 +156,12 @@ async def _arrivals(client: Any, index: int) -> list[float]:
 
 
 def measure(quick: bool) -> list[Figure]:
-    os.environ |= {
-        "MESH_DEVICE": "host:8x4",
-        "EXTRA_MODELS_DIR": str(HERE / "timed_bundles"),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
+    set_environment(HERE / "timed_bundles")
     rounds = 1 if quick else 5
     figures = []
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder))
+        model = write_model(Path(folder), VOCAB)
+        copy_tokenizer(model)
         for latency in LATENCIES_MS[: 1 if quick else None]:
             figures += in_process(model, latency, rounds, LANES[: 1 if quick else None])
             if not quick:

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from _engines import set_environment, write_model
 from _form import Comparison, Figure, interleave, main
-from step_overhead import set_environment, write_model
 
+HERE = Path(__file__).resolve().parent
 ROWS, PROMPT, OUTPUT = 32, 256, 256
 VOCABULARIES = {"32k": 32_000, "128k": 128_256}
 PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
@@ -143,7 +144,7 @@ def config_of(vocab: int, folder: Path) -> Any:
 
 
 def measure(quick: bool) -> list[Figure]:
-    set_environment()
+    set_environment(HERE / "bundles")
     import torch
 
     figures = []

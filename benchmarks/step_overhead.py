@@ -9,8 +9,6 @@ samples on the host (greedily, 32000 tokens of vocabulary). All are synchronous.
 """
 
 import gc
-import json
-import os
 import resource
 import statistics
 import subprocess
@@ -22,10 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from _engines import REQUESTS, TOKENS_IN, prompts, set_environment, write_model
 from _form import Comparison, Figure, interleave, main
 
 HERE = Path(__file__).resolve().parent
-REQUESTS, TOKENS_IN, TOKENS_OUT, VOCAB = 32, 128, 128, 32_000
+TOKENS_OUT, VOCAB = 128, 32_000
 VARIANTS = ("bare", "plain", "direct", "logits")
 AIMS_MS = {1: {"plain": 0.1, "direct": 0.1}, 4: {"plain": 0.2}}
 """By lanes: how much a variant may cost over bare; direct is what a server does unless told otherwise."""
@@ -72,8 +71,7 @@ class Engine:
 
         sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS_OUT, ignore_eos=True, detokenize=False)
         self._runs += 1
-        for index in range(REQUESTS):
-            tokens = [(index * 131 + position) % (VOCAB - 1) + 1 for position in range(TOKENS_IN)]
+        for index, tokens in enumerate(prompts(VOCAB)):
             self._front.add_request(f"{self._runs}-{index}", TokensPrompt(prompt_token_ids=tokens), sampling)
         while self._decoding() < REQUESTS:
             self.core.step_fn()
@@ -137,24 +135,6 @@ def _timed(call: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
     return timed
 
 
-def write_model(folder: Path, vocab: int = VOCAB) -> Path:
-    """A model directory with a configuration alone."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": vocab,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def argmax_ms() -> float:
     """What picking the largest of 32000 logits for 32 rows costs by itself."""
     import torch
@@ -168,16 +148,6 @@ def argmax_ms() -> float:
     return statistics.median(times) * 1e3
 
 
-def set_environment() -> None:
-    os.environ |= {
-        "MESH_DEVICE": "host:8x4",
-        "EXTRA_MODELS_DIR": str(HERE / "bundles"),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-
-
 def peak_mib(variant: str) -> float:
     """Peak resident memory of a process that runs one variant once."""
     command = [sys.executable, __file__, "--memory-of", variant]
@@ -186,9 +156,9 @@ def peak_mib(variant: str) -> float:
 
 
 def measure(quick: bool, lanes: int = 1) -> list[Figure]:
-    set_environment()
+    set_environment(HERE / "bundles")
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder))
+        model = write_model(Path(folder), VOCAB)
         engines = {variant: Engine(variant, model, lanes) for variant in VARIANTS}
         for engine in engines.values():
             engine.decode_step_ms()  # warm
@@ -241,9 +211,9 @@ def _over(comparison: Comparison) -> float:
 
 
 def report_memory(variant: str) -> None:
-    set_environment()
+    set_environment(HERE / "bundles")
     with tempfile.TemporaryDirectory() as folder:
-        Engine(variant, write_model(Path(folder))).decode_step_ms()
+        Engine(variant, write_model(Path(folder), VOCAB)).decode_step_ms()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

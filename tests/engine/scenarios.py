@@ -1,5 +1,7 @@
 """What may happen to an engine, written by Hypothesis; how to play it; and what must come of it."""
 
+from typing import Any
+
 import attrs
 import torch
 from hypothesis import strategies as st
@@ -24,11 +26,13 @@ class Drawing:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     on_host: bool = False
-    """A bias on a token that cannot come is no difference but one: the host must sample the step."""
+    """A bias of nothing makes one difference: the host must sample the step."""
 
     @property
-    def temperature(self) -> float:
-        return 0.0 if self.seed is None else 1.0
+    def parameters(self) -> dict[str, Any]:
+        """By names that vLLM's parameters and those of the definition share."""
+        shared = attrs.asdict(self, filter=lambda field, _: field.name != "on_host")
+        return shared | {"temperature": 0.0 if self.seed is None else 1.0}
 
 
 @attrs.frozen
@@ -40,16 +44,9 @@ class Arrival:
 
     @property
     def params(self) -> SamplingParams:
-        how = self.drawing
         return SamplingParams(
-            temperature=how.temperature,
-            seed=how.seed,
-            top_k=how.top_k,
-            top_p=how.top_p,
-            repetition_penalty=how.repetition_penalty,
-            presence_penalty=how.presence_penalty,
-            bad_words=None,
-            logit_bias={NEVER: 0.0} if how.on_host else None,
+            **self.drawing.parameters,
+            logit_bias={0: 0.0} if self.drawing.on_host else None,
             max_tokens=self.max_tokens,
             ignore_eos=True,
             detokenize=False,
@@ -57,29 +54,14 @@ class Arrival:
 
     def text(self) -> list[int]:
         """The tokens of this request by the definition of sampling, without an engine."""
-        how, output = self.drawing, list[int]()
-        params = pack(
-            [
-                RowParams(
-                    temperature=how.temperature,
-                    seed=how.seed,
-                    top_k=how.top_k,
-                    top_p=how.top_p,
-                    repetition_penalty=how.repetition_penalty,
-                    presence_penalty=how.presence_penalty,
-                )
-            ],
-            1,
-        )
+        output = list[int]()
+        params = pack([RowParams(**self.drawing.parameters)], 1)
         while len(output) < self.max_tokens:
             tokens = [*self.prompt, *output]
             logits = logits_of(context_hash(tokens), ORACLE_VOCAB)[None]
             histories = torch.tensor([self.prompt]), torch.tensor([output], dtype=torch.long)
             output.append(int(sample(logits, params, [len(tokens)], *histories).ids[0]))
         return output
-
-
-NEVER = 0
 
 
 @attrs.frozen
