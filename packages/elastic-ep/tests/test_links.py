@@ -3,6 +3,7 @@
 import queue
 import select
 import socket
+import struct
 from collections.abc import Iterator
 
 import attrs
@@ -64,6 +65,23 @@ def test_a_link_greets_first_beats_and_comes_back(listener: socket.socket) -> No
         frames.send(b"word")
         assert heard.get(timeout=SECONDS) == b"word"
         frames.close()
+    link.close()
+
+
+def test_a_link_survives_that_a_send_fails_while_it_reads(listener: socket.socket) -> None:
+    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    link = Link(listener.getsockname, tuple, tuple, heard.put, 0.01)
+    link.start()
+    for _ in range(5):
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        while link.send(bytes(1 << 16)):
+            """Until the reset is noticed, here or by the link's own thread."""
+    frames = Frames(listener.accept()[0])
+    frames.send(b"word")
+    assert heard.get(timeout=SECONDS) == b"word"
+    frames.close()
     link.close()
 
 

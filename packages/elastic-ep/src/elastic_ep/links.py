@@ -4,6 +4,7 @@ A frame is four bytes of length and that many bytes. Whatever is sent while nobo
 machines say again what matters.
 """
 
+import contextlib
 import select
 import socket
 import threading
@@ -55,7 +56,8 @@ class Frames:
 
     def shut(self) -> None:
         """End both directions; the other side sees it, and `receive` here too."""
-        self._connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()
@@ -91,13 +93,14 @@ class Link:
     def send(self, data: bytes) -> bool:
         """Whether it was handed to a connection."""
         frames = self._frames
+        if frames is None:
+            return False
         try:
-            if frames is not None:
-                frames.send(data)
-                return True
+            frames.send(data)
         except OSError:
-            self._drop(frames)
-        return False
+            frames.shut()  # the link's thread may be reading: it closes what it opened
+            return False
+        return True
 
     def close(self) -> None:
         self._closed.set()
@@ -110,7 +113,8 @@ class Link:
                 self._closed.wait(RETRY)
             else:
                 self._serve(frames)
-                self._drop(frames)
+                self._frames = None
+                frames.close()
 
     def _connect(self) -> Frames | None:
         address = self._find()
@@ -118,16 +122,20 @@ class Link:
             return None
         try:
             frames = Frames(socket.create_connection(address, timeout=SEND_PATIENCE))
+        except OSError:
+            return None
+        try:
             for data in self._greet():
                 frames.send(data)
         except OSError:
+            frames.close()
             return None
         self._frames = frames
         return frames
 
     def _serve(self, frames: Frames) -> None:
         due = time.monotonic()
-        while not self._closed.is_set() and self._frames is frames:
+        while not self._closed.is_set():
             now = time.monotonic()
             if now >= due:
                 for data in self._beat():
@@ -140,9 +148,3 @@ class Link:
                 return
             for data in received:
                 self._deliver(data)
-
-    def _drop(self, frames: Frames | None) -> None:
-        if frames is not None:
-            frames.close()
-        if self._frames is frames:
-            self._frames = None

@@ -160,7 +160,8 @@ def _flip(state: Member) -> MemberResult:
         at=None,
     )
     flipped, told = _answer(flipped, Committed(*_head(state), state.at))
-    return flipped, (Flip(epoch, placement), *told, *((_run(flipped),) if flipped.serves else ()))
+    # The step comes first: what the coordinator makes of the answer takes time on the same cores.
+    return flipped, (Flip(epoch, placement), *((_run(flipped),) if flipped.serves else ()), *told)
 
 
 def _run(state: Member) -> Run:
