@@ -246,7 +246,6 @@ PARALLEL = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
-    "data_parallel_size",
     "nnodes",
 )
 

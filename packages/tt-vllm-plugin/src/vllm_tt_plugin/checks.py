@@ -4,10 +4,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import attrs
 from tt_registry import Capabilities
 
 from vllm_tt_plugin import mesh_ttnn
 from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.data_parallel import VISIBLE, Visible, device_groups, rank_problems
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.lanes import lane_problems, lanes_of, rows_per_lane
 from vllm_tt_plugin.mesh import MeshSpec, fabric_problems
@@ -50,11 +52,7 @@ def _parallel_problems(config: "VllmConfig") -> Iterator[Problem]:
                 "Leave it at 1 and choose the mesh with MESH_DEVICE: the model's own program spreads over it",
             )
     if parallel.data_parallel_size > 1:
-        yield Problem(
-            f"--data-parallel-size is {parallel.data_parallel_size}",
-            "Leave it at 1: this model does not run the whole mesh as one program (folds_dp_into_lanes), so"
-            " its data parallelism cannot become lanes",
-        )
+        yield from rank_problems(config)
     if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
         yield Problem(
             f"the launch spans several hosts (nnodes {parallel.nnodes},"
@@ -154,19 +152,37 @@ def _no_overlap(config: "VllmConfig", settings: TTConfig, capabilities: Capabili
     return None
 
 
-def mesh_of(environ: Mapping[str, str], settings: TTConfig) -> tuple[tuple[int, int] | None, list[Problem]]:
-    """The shape of the mesh that ``MESH_DEVICE`` asks for, or None and why it cannot be opened."""
+@attrs.frozen
+class MeshPlan:
+    """The mesh that each rank would open, or why it cannot be opened."""
+
+    shape: tuple[int, int] | None
+    problems: tuple[Problem, ...] = ()
+    device_groups: tuple[tuple[str, ...], ...] = ()
+    """The devices of each rank; empty where there is one rank, or a host mesh for each."""
+
+
+def mesh_of(environ: Mapping[str, str], settings: TTConfig, ranks: int = 1) -> MeshPlan:
+    """What ``MESH_DEVICE`` asks for, checked against the chips that are visible."""
     try:
         spec = MeshSpec.parse(environ.get("MESH_DEVICE"))
     except ConfigurationError as error:
-        return None, list(error.problems)
+        return MeshPlan(None, error.problems)
     if spec.on_host:
-        return spec.shape, []
+        return MeshPlan(spec.shape)
     probe = mesh_ttnn.probe()
     problems = chip_problems(spec, probe)
     if probe.fabric_names:
         problems += fabric_problems(settings.fabric_config, probe.fabric_names)
-    return (None, problems) if problems else (spec.shape or (1, probe.chips), [])
+    groups: tuple[tuple[str, ...], ...] = ()
+    if ranks > 1 and not problems:
+        visible = Visible.of(environ.get(VISIBLE), probe.devices, probe.chips)
+        try:
+            groups = device_groups(visible, ranks, spec.shape)
+        except ConfigurationError as error:
+            problems += error.problems
+    shape = spec.shape or (1, probe.chips // ranks)
+    return MeshPlan(None if problems else shape, tuple(problems), groups)
 
 
 def chip_problems(spec: MeshSpec, probe: mesh_ttnn.Probe) -> list[Problem]:

@@ -21,6 +21,7 @@ try:
     import ttnn
     told["fabric_names"] = list(ttnn.FabricConfig.__members__)
     told["chips"] = ttnn.GetNumAvailableDevices()
+    told["devices"] = ttnn.GetNumPCIeDevices()
     told["cluster"] = ttnn.cluster.get_cluster_type().name
 except Exception as failure:
     told["failure"] = " ".join([type(failure).__name__, *str(failure).partition("backtrace:")[0].split()])
@@ -38,6 +39,8 @@ class Probe:
     failure: str | None = None
     cluster: str = ""
     """A name of ``ttnn.cluster.ClusterType``; empty where no chip was found."""
+    devices: int = 0
+    """How many of the chips the host reaches by itself, which are those that ``TT_VISIBLE_DEVICES`` names."""
     fabric_names: tuple[str, ...] = ()
     """The names of ``ttnn.FabricConfig``; empty where ttnn could not be imported."""
 

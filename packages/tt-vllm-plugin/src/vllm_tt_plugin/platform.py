@@ -11,6 +11,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from vllm_tt_plugin import images
 from vllm_tt_plugin.checks import mesh_of, problems_of, switch_off_undeclared
 from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.data_parallel import bind_devices, keep_groups
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.images import Inputs
 from vllm_tt_plugin.lanes import fold_data_parallel, lanes_of
@@ -57,6 +58,7 @@ class TTPlatform(Platform):
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         if vllm_config.model_config is None:
             return
+        bind_devices(vllm_config, os.environ)
         try:
             settings = TTConfig.from_additional_config(vllm_config.additional_config)
             served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
@@ -87,19 +89,20 @@ class TTPlatform(Platform):
             settings = TTConfig.from_additional_config(vllm_config.additional_config)
         except ConfigurationError as error:
             problems += error.problems
-        mesh_shape, mesh_problems = mesh_of(os.environ, settings)
-        problems += mesh_problems
+        mesh = mesh_of(os.environ, settings, vllm_config.parallel_config.data_parallel_size)
+        problems += mesh.problems
         served: ServedModel | None = None
         try:
             served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
         except ConfigurationError as error:
             problems += error.problems
-        problems += problems_of(vllm_config, served, mesh_shape)
+        problems += problems_of(vllm_config, served, mesh.shape)
         if problems or served is None:
             raise ConfigurationError(problems)
 
         switch_off_undeclared(vllm_config, settings, served.capabilities)
         images.settle(vllm_config, Inputs.of(served.adapter_class, vllm_config))
+        keep_groups(vllm_config, mesh.device_groups)
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
         if vllm_config.scheduler_config.scheduler_cls not in (SCHEDULER_CLASS, LANE_SCHEDULER_CLASS):
             # Not in the engine, which has its configuration from a front end and changes it by then.
