@@ -1,6 +1,7 @@
 """Images in prompts: tokens are those of transformers, in whatever chunks, resumed or found cached."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,13 @@ PATCH = 4
 NEW_TOKENS = 24
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40}
 """Chunks, and too few blocks for all."""
-GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+
+
+GREEDY = greedy(NEW_TOKENS)
 ON_DEVICE: dict[str, Any] = {"additional_config": {"tt": {"sample_on_device_mode": "all"}}}
 
 
@@ -122,11 +129,21 @@ def engine_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     (bundle / "vllm_metadata.json").write_text(json.dumps(metadata))
     shelf = EngineShelf(bundle, [ARCHITECTURE.removesuffix("ForCausalLM")])
 
-    def build(**settings: Any) -> LLM:
-        return shelf(checkpoint, **{"max_model_len": 192, "max_num_seqs": 6, "block_size": 8} | settings)
+    def build(model: Path = checkpoint, **settings: Any) -> LLM:
+        return shelf(model, **{"max_model_len": 192, "max_num_seqs": 6, "block_size": 8} | settings)
 
     yield build
     shelf.close()
+
+
+@pytest.fixture
+def large_images(checkpoint: Path, tmp_path: Path) -> Path:
+    """The same model, with images of up to 200 tokens."""
+    folder = tmp_path / "large"
+    shutil.copytree(checkpoint, folder)
+    sizes = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": 200 * (2 * PATCH) ** 2}
+    Qwen2VLImageProcessorPil(patch_size=PATCH, size=sizes).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -281,3 +298,24 @@ def test_a_prompt_of_text_with_an_image(engine_of: Engines) -> None:
     }
     (output,) = engine.generate(asked, GREEDY, use_tqdm=False)
     assert output.prompt_token_ids == [VOCAB["a"], START, *6 * [PAD], END, VOCAB["b"]]
+
+
+def test_an_image_longer_than_the_room_that_a_target_leaves_is_not_put_off(
+    large_images: Path, engine_of: Engines
+) -> None:
+    """Its 156 tokens fit no chunk of 128, and the target allows no longer one while another decodes."""
+    engine = engine_of(
+        large_images,
+        max_num_batched_tokens=256,
+        max_model_len=448,
+        additional_config={"tt": {"phase_policy": "bounded_gap", "target_itl_ms": 1}},
+    )
+    driver = Driver(engine)
+    driver.add("text", _letters("tell"), greedy(200))
+    driver.step(4)
+    prompt = Prompt(["look", "what"], [(96, 104)])
+    driver.add("image", prompt.tokens, greedy(1), images=prompt.images)
+    while "image" not in driver.finished:
+        driver.step()
+    assert "text" not in driver.finished
+    driver.drain()

@@ -116,9 +116,20 @@ class PhasedScheduler(AsyncScheduler):
     def _make_room(self, most_tokens: int | None) -> None:
         self._room = math.inf
         if most_tokens is not None:
+            if most_tokens >= self.chunk_sizes[0]:
+                most_tokens = max(most_tokens, self._longest_image())
             self._room = most_tokens
             self.max_num_scheduled_tokens = max(0, min(most_tokens, self.max_num_scheduled_tokens))
             self._admit_nobody_without_room()
+
+    def _longest_image(self) -> int:
+        """Tokens of the longest image of those that prefill next: no chunk cuts it, however small a policy
+        wants chunks to be."""
+        nexts = [request for request in self.running if request.is_prefill_chunk]
+        if self.waiting:
+            nexts.append(self.waiting.peek_request())
+        lengths = (item.mm_position.length for request in nexts for item in request.mm_features)
+        return max(lengths, default=0)
 
     def _admit_nobody_without_room(self) -> None:
         if self._room is not None and self._room < self.chunk_sizes[0]:
