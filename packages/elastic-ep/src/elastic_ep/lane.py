@@ -86,6 +86,7 @@ class Lane:
         LaneError if an expert is nowhere, DeadlineError naming the ranks that were late, FencedError, and
         what the transport raises.
         """
+        self.late = ()
         self.transport.poll()
         wait(self.transport, self._unfinished(peers), seconds, interrupted)
         flag = flag_of(epoch, turn)

@@ -7,7 +7,6 @@ coordinator and says that this rank lives.
 
 import functools
 import queue
-import random
 import sys
 import time
 import uuid
@@ -50,6 +49,7 @@ from elastic_ep.seat import Seat, find_director
 from elastic_ep.service import Flipped, Readied, Service, Stepped
 from elastic_ep.staging import Stage
 from elastic_ep.transport import Transport
+from elastic_ep.watch import Watch
 from elastic_ep.wire import Ballot, CommitAt, Fence, Hello, Message
 
 Cards = tuple[tuple[int, bytes], ...]
@@ -57,9 +57,6 @@ Cards = tuple[tuple[int, bytes], ...]
 IDLE, ALERT = 0.002, 0.0002
 """Seconds between polls of a rank that does not serve: before it is prepared, and when it is called for any
 step now."""
-
-PROBE = 0.005
-"""Seconds after which a rank that waits looks whether one of those it waits for is there at all."""
 
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a thread lets others run: word of a fence must not wait for the serving one."""
@@ -239,8 +236,11 @@ class Rank:
         note = NO_NOTE if run.announce is None else _note(run.announce)
         self.announce(run, note)
         seconds, degraded = self.seat.patience.give_up, bool(self.member.placement.missing())
+        ballot = attrs.astuple(self.member.ballot)
+        patience = self.seat.patience.suspect
+        watch = Watch(self.plane.lane, peers, patience, lambda: self._fence > ballot, self._suspect)
         try:
-            notes = self.plane.step.run(run.epoch, run.step, peers, seconds, self._watch(), note, degraded)
+            notes = self.plane.step.run(run.epoch, run.step, peers, seconds, watch, note, degraded)
         except FencedError:
             return
         except TransportError as error:
@@ -261,26 +261,6 @@ class Rank:
     def overheard(self) -> list[CommitAt]:
         """Announcements that came outside of steps."""
         return [CommitAt(*note) for note in self.plane.lane.overheard().values()]
-
-    def _watch(self) -> Callable[[], bool]:
-        """Whether the running step is fenced; asked all the while it waits. Says now and then who is late."""
-        patience = self.seat.patience.suspect
-        due, probed = time.monotonic() + patience, time.monotonic() + PROBE
-        ballot = attrs.astuple(self.member.ballot)
-
-        def fenced() -> bool:
-            nonlocal due, probed
-            now = time.monotonic()
-            if now > probed:
-                probed = now + PROBE
-                for rank in random.sample(self.plane.lane.late, min(1, len(self.plane.lane.late))):
-                    self.plane.lane.probe(self.plane.peers[rank])
-            if now > due:
-                due += patience
-                self._suspect(self.plane.lane.late, f"late by {patience} s or more")
-            return self._fence > ballot
-
-        return fenced
 
     def _suspect(self, ranks: Iterable[int], why: str) -> None:
         for rank in ranks:
