@@ -102,18 +102,14 @@ def test_the_plan_of_a_server(
     assert "needs 16 chips" in too_many.problems[0].found
 
 
-def test_each_engine_sees_its_devices_alone(make_config: MakeConfig) -> None:
+def test_each_worker_sees_the_devices_of_its_rank_alone(make_config: MakeConfig) -> None:
     config = make_config()
     environ = {"TT_VISIBLE_DEVICES": "0,1,2,3"}
-    bind_devices(config, environ)
     keep_groups(config, ())
     bind_devices(config, environ)
-    config.parallel_config.data_parallel_size = 2
-    keep_groups(config, device_groups(T3K, 2, None))
-    bind_devices(config, environ)  # a front end: it opens nothing
     assert environ == {"TT_VISIBLE_DEVICES": "0,1,2,3"}
-    config.parallel_config.reconfigure_for_independent_dp_rank()  # what vLLM does in an engine
-    for rank, devices in ((0, "0,1"), (1, "2,3")):
+    keep_groups(config, device_groups(T3K, 2, None))
+    for rank, devices in ((0, "0,1"), (1, "2,3"), (1, "2,3")):
         config.parallel_config.data_parallel_index = rank
         bind_devices(config, environ)
         assert environ == {"TT_VISIBLE_DEVICES": devices}
@@ -121,7 +117,8 @@ def test_each_engine_sees_its_devices_alone(make_config: MakeConfig) -> None:
 
 def test_a_dense_model_may_have_ranks(make_config: MakeConfig) -> None:
     config = make_config(data_parallel_size=2)
-    assert config.parallel_config.data_parallel_size == 2
+    parallel = config.parallel_config
+    assert (parallel.data_parallel_size, parallel.distributed_executor_backend) == (2, "uni")
     TTPlatform.check_and_update_config(config)
 
 

@@ -17,13 +17,15 @@ FABRICS = ("DISABLED", "FABRIC_1D", "FABRIC_1D_RING", "FABRIC_2D_TORUS_XY")
 OURS = Plugin("tt", "tt-vllm-plugin")
 OTHER = Plugin("ascend", "vllm-ascend")
 LLAMA = Model("LlamaForCausalLM", "models.generator_vllm:LlamaForCausalLM", "built-in")
+VERSIONS = {"vllm": "0.33.0", "ttnn": "0.81.1", "torch": "2.14.1", "numpy": "1.26.4"}
+CHIPS = Probe(chips=8, cluster="T3K", fabric_names=FABRICS)
 T3K = Facts(
-    versions={"vllm": "0.33.0", "ttnn": "0.81.1", "torch": "2.14.1", "numpy": "1.26.4"},
+    versions=VERSIONS,
     ttnn_path="site-packages/ttnn/__init__.py",
     environ={"MESH_DEVICE": "T3K"},
     platform_plugins=(OURS,),
     general_plugins=(Plugin("tt_model_registry", "tt-vllm-plugin"),),
-    probe=Probe(chips=8, cluster="T3K", fabric_names=FABRICS),
+    probe=CHIPS,
     driver_files=("0", "1", "2", "3"),
     models=(LLAMA,),
     memory_available=100 * 2**30,
@@ -36,7 +38,7 @@ def with_environ(**environ: str) -> dict[str, Any]:
 
 
 def with_probe(**changes: Any) -> dict[str, Any]:
-    return {"probe": attrs.evolve(T3K.probe, **changes)}
+    return {"probe": attrs.evolve(CHIPS, **changes)}
 
 
 def with_settings(**settings: Any) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def test_a_problem_and_its_fix(changes: dict[str, Any], found: str, fix: str) ->
 
 WARNINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "another vLLM build": ({"vllm_has_kernels": True}, "another kind of device", "VLLM_TARGET_DEVICE=empty"),
-    "another ttnn": ({"versions": T3K.versions | {"ttnn": "0.79.0"}}, "was tried with 0.81", "that version"),
+    "another ttnn": ({"versions": VERSIONS | {"ttnn": "0.79.0"}}, "was tried with 0.81", "that version"),
     "V2": (with_environ(VLLM_USE_V2_MODEL_RUNNER="1"), "custom logits processors", "Unset it"),
     "a mock cluster": (with_environ(TT_METAL_MOCK_CLUSTER_DESC_PATH="t3k.yaml"), "only described", "Unset"),
     "a taken card": ({"holders": (Holder(77, "python3"),)}, "process 77 (python3)", "End it"),
@@ -155,7 +157,7 @@ def test_a_warning_does_not_keep_a_server_from_starting(
         {"platform_plugins": (OURS, OTHER), **with_environ(VLLM_PLUGINS="tt,tt_model_registry")},
         with_environ(VLLM_PLUGINS="tt,tt_model_registry,tools"),
         with_environ(VLLM_USE_V2_MODEL_RUNNER="0"),
-        {"versions": T3K.versions | {"ttnn": "0.81.1+local"}},
+        {"versions": VERSIONS | {"ttnn": "0.81.1+local"}},
         {"versions": {"vllm": "0.33.1+empty"}},
         {"probe": None, "environ": {"MESH_DEVICE": "host:2x4"}},
     ],

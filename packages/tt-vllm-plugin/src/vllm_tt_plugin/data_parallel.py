@@ -6,6 +6,7 @@ devices out, and each engine sets its ``TT_VISIBLE_DEVICES`` before it imports a
 that once.
 """
 
+import logging
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from vllm_tt_plugin.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = logging.getLogger("vllm.tt_plugin")
 
 VISIBLE = "TT_VISIBLE_DEVICES"
 _KEY = "tt_device_groups"
@@ -100,10 +103,18 @@ def keep_groups(config: "VllmConfig", groups: Sequence[Sequence[str]]) -> None:
         config.additional_config[_KEY] = [list(group) for group in groups]
 
 
+def run_workers_inside_engines(config: "VllmConfig") -> None:
+    """vLLM gives the engine of a rank a process for its one worker, with which decodes could not overlap."""
+    parallel = config.parallel_config
+    if parallel.data_parallel_size > 1 and parallel.distributed_executor_backend == "mp":
+        parallel.distributed_executor_backend = "uni"
+
+
 def bind_devices(config: "VllmConfig", environ: MutableMapping[str, str]) -> None:
-    """In a rank's engine: let this process see its devices alone. Elsewhere, and the second time, nothing."""
+    """In the worker of a rank, before it imports a model: let this process see the rank's devices alone."""
     extra = config.additional_config
     groups = extra.get(_KEY) if isinstance(extra, dict) else None
-    # vLLM gives the engine of a rank a configuration of one rank, and leaves it its index.
-    if groups and config.parallel_config.data_parallel_size == 1:
-        environ[VISIBLE] = ",".join(groups[config.parallel_config.data_parallel_index])
+    if groups:
+        rank = config.parallel_config.data_parallel_index
+        environ[VISIBLE] = ",".join(groups[rank])
+        logger.info("Rank %d has the devices %s.", rank, environ[VISIBLE])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import attrs
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.errors import ConfigurationError, MeshError
 from vllm_tt_plugin.mesh import default_fabric, fabric_problems
+
+logger = logging.getLogger("vllm.tt_plugin")
 
 _PROBE = """
 import json
@@ -120,6 +123,10 @@ class TtnnMesh:
             if fabric:
                 _disable_fabric()
             raise MeshError(_could_not_open(rows, columns, config, fabric, failure)) from failure
+        name = fabric["config"].name if "config" in fabric else "none"
+        logger.info(
+            "Opened a %dx%d mesh of devices %s, fabric: %s.", rows, columns, device.get_device_ids(), name
+        )
         return cls(device, (rows, columns), uses_fabric=bool(fabric))
 
     def wait_for(self, event: Any) -> None:

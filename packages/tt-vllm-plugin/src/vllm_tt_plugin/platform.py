@@ -11,7 +11,7 @@ from vllm.platforms.interface import Platform, PlatformEnum
 from vllm_tt_plugin import images
 from vllm_tt_plugin.checks import mesh_of, problems_of, switch_off_undeclared
 from vllm_tt_plugin.config import TTConfig
-from vllm_tt_plugin.data_parallel import bind_devices, keep_groups
+from vllm_tt_plugin.data_parallel import keep_groups, run_workers_inside_engines
 from vllm_tt_plugin.errors import ConfigurationError, Problem
 from vllm_tt_plugin.images import Inputs
 from vllm_tt_plugin.lanes import fold_data_parallel, lanes_of
@@ -58,7 +58,6 @@ class TTPlatform(Platform):
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         if vllm_config.model_config is None:
             return
-        bind_devices(vllm_config, os.environ)
         try:
             settings = TTConfig.from_additional_config(vllm_config.additional_config)
             served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
@@ -66,6 +65,7 @@ class TTPlatform(Platform):
             return  # check_and_update_config refuses it, together with everything else that is wrong
         if served.folds_data_parallel:
             fold_data_parallel(vllm_config)
+        run_workers_inside_engines(vllm_config)
         switch_off_undeclared(vllm_config, settings, served.capabilities)
         images.settle(vllm_config, Inputs.of(served.adapter_class, vllm_config))
         # vllm.config itself asks for the platform while it is imported, so it cannot be imported above.

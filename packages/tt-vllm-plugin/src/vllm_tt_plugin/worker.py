@@ -13,6 +13,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_tt_plugin import kv_cache
 from vllm_tt_plugin.adapter import Adapter
 from vllm_tt_plugin.config import TTConfig
+from vllm_tt_plugin.data_parallel import bind_devices
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.host_sampling import HostSampler
 from vllm_tt_plugin.mesh import HostMesh, Mesh, MeshSpec
@@ -31,6 +32,7 @@ class TTWorker(WorkerBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        bind_devices(self.vllm_config, os.environ)
         self._tt_config = TTConfig.from_additional_config(self.vllm_config.additional_config)
         self._served = ServedModel.find(self.model_config.architectures, os.environ)
         self._mesh: Mesh | None = None
