@@ -16,6 +16,7 @@ def test_public_names() -> None:
     [
         ("vllm.platform_plugins", "tt", "vllm_tt_plugin.entrypoints:platform_plugin"),
         ("vllm.general_plugins", "tt_model_registry", "vllm_tt_plugin.entrypoints:register"),
+        ("console_scripts", "tt-vllm", "vllm_tt_plugin.cli:main"),
     ],
 )
 def test_entry_points(group: str, name: str, value: str) -> None:
