@@ -29,7 +29,8 @@ test-engines: setup
 test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
 
-soak: setup ## hours: a million tokens on every kind of engine, ten thousand streams over HTTP
+soak: setup ## hours: a million tokens on every kind of engine, ten thousand streams over HTTP, 100 scalings
+	@ELASTIC_CYCLES=100 OMP_NUM_THREADS=1 tools/stage.sh "soak of scaling" $(BIN)/pytest --timeout=0 tests/elastic/test_life.py -k leak $(ARGS)
 	@OMP_NUM_THREADS=1 tools/stage.sh "soak over HTTP" $(BIN)/pytest --timeout=0 $(SOAK) $(ARGS)
 	@SOAK_EXAMPLES=500 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
 
