@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+from vllm_tt_plugin.data_parallel import VISIBLE, Visible, device_groups
 
 from .mock_cluster import environment
 
@@ -81,11 +82,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ttnn")
-
-
 def told_by(command: list[str], env: dict[str, str]) -> Any:
     """What a process prints as JSON."""
     run = subprocess.run(
@@ -155,6 +151,17 @@ def test_the_doctor_tells_the_mesh_that_would_open(folder: Path) -> None:
     visible = {"MESH_DEVICE": "(2,2)", "TT_VISIBLE_DEVICES": "0,1"}
     told = told_by(["-m", "vllm_tt_plugin", "doctor", "--json"], environment("t3k", folder) | visible)
     # On a T3K a number in TT_VISIBLE_DEVICES is a board of two chips.
-    assert (told["facts"]["probe"]["chips"], told["facts"]["probe"]["cluster"]) == (4, "N300_2x2")
+    probe = told["facts"]["probe"]
+    assert (probe["devices"], probe["chips"], probe["cluster"]) == (2, 4, "N300_2x2")
     (mesh,) = [finding["found"] for finding in told["findings"] if finding["area"] == "mesh"]
     assert mesh.startswith("a 2x2 mesh; fabric FABRIC_1D, unless the model asks for another")
+
+
+def test_a_rank_opens_its_mesh_on_the_devices_that_it_was_dealt(folder: Path) -> None:
+    t3k = Visible.of(None, devices=4, chips=8)
+    _, group = device_groups(t3k, 2, SHAPES["N150x4"])
+    env = environment("t3k", folder) | {VISIBLE: ",".join(group)}
+    asked = json.dumps([["N150x4", {}, {}], ["T3K", {}, {}]])
+    own, whole = told_by([str(SCRIPT), asked], env)
+    assert (group, own["shape"], own["fabric"]) == (("2", "3"), [1, 4], "FABRIC_1D")
+    assert "needs 8 chips, and 4 are visible" in whole["says"]

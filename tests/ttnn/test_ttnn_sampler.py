@@ -23,11 +23,6 @@ CHECKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ttnn")
-
-
 @pytest.fixture(scope="module", params=MESHES)
 def outcomes(request: pytest.FixtureRequest, folder: Path) -> dict[str, str]:
     cluster, *arguments = MESHES[request.param]
