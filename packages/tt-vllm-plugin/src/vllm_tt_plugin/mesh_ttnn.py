@@ -176,7 +176,7 @@ def _could_not_open(
     return (
         f"ttnn could not open a {rows}x{columns} mesh ({', '.join(asked)}): {_in_words(failure)}."
         " If another process holds the chips, end it. If the fabric does not fit the cables, choose another"
-        " additional_config.tt.fabric_config (FABRIC_1D takes any) or another MESH_DEVICE; if it failed,"
+        " additional_config.tt.fabric_config (FABRIC_1D fits them all) or another MESH_DEVICE; if it failed,"
         " reset the cards (tt-smi -r). `tt-vllm doctor` says more."
     )
 

@@ -89,13 +89,15 @@ class TTPlatform(Platform):
             settings = TTConfig.from_additional_config(vllm_config.additional_config)
         except ConfigurationError as error:
             problems += error.problems
-        mesh = mesh_of(os.environ, settings, vllm_config.parallel_config.data_parallel_size)
-        problems += mesh.problems
         served: ServedModel | None = None
         try:
             served = ServedModel.find(vllm_config.model_config.architectures, os.environ)
         except ConfigurationError as error:
             problems += error.problems
+        # Without the model nobody knows whether its ranks would be engines or lanes.
+        ranks = vllm_config.parallel_config.data_parallel_size if served is not None else 1
+        mesh = mesh_of(os.environ, settings, ranks)
+        problems += mesh.problems
         problems += problems_of(vllm_config, served, mesh.shape)
         if problems or served is None:
             raise ConfigurationError(problems)
