@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     defaults = [part for flag, value in DEFAULTS.items() if flag not in given for part in (flag, value)]
     environment = os.environ | {
         "MESH_DEVICE": os.environ.get("MESH_DEVICE", "host"),
-        "EXTRA_MODELS_DIR": os.environ.get("EXTRA_MODELS_DIR", str(EXAMPLES / "models")),
+        "EXTRA_MODELS_DIR": os.environ.get("EXTRA_MODELS_DIR", str(EXAMPLES / "models/torch-llama")),
     }
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *defaults, *arguments]
     server = subprocess.Popen(command, env=environment)

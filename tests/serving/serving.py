@@ -16,7 +16,7 @@ import attrs
 from openai import OpenAI
 
 ROOT = Path(__file__).resolve().parents[2]
-BUNDLES = ROOT / "examples" / "models"
+BUNDLES = ROOT / "examples/models"
 SERVE_SMOLLM2 = [sys.executable, str(ROOT / "examples" / "serve_smollm2.py")]
 VLLM_SERVE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
 MODEL = "SmolLM2-135M-Instruct"
@@ -28,7 +28,7 @@ def environment(**changes: str | None) -> dict[str, str]:
     """This process's environment for a server on the host mesh; a change to None removes a variable."""
     wanted: dict[str, str | None] = {
         "MESH_DEVICE": "host",
-        "EXTRA_MODELS_DIR": str(BUNDLES),
+        "EXTRA_MODELS_DIR": str(BUNDLES / "torch-llama"),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "VLLM_NO_USAGE_STATS": "1",
