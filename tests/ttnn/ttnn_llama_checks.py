@@ -28,8 +28,8 @@ from .ttnn_llama_shadows import LlamaShadows, TracedShadows
 BUNDLES = Path(__file__).parents[2] / "examples/models"
 LAYERS, HEAD, BLOCK, WIDTH, ROWS, VOCAB = 2, 32, 32, 8, 4, 512
 CAPACITY = BLOCK * WIDTH
-PROMPTS = {0: 40, 1: 3, 3: 129}  # row -> length: row 2 stays empty
 STALE = 77
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD, "vocab_size": VOCAB}
 
 
 def bundle(name: str) -> Any:
@@ -38,10 +38,28 @@ def bundle(name: str) -> Any:
     return read_bundle(folder).entries[0].load()
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
-    drawn = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length + seed))
+def loaded(name: str, folder: Path, mesh: Any, **settings: Any) -> Any:
+    """The adapter of a bundle, as a runner loads it."""
+    given = {"max_seq_len": CAPACITY, "max_batch_size": ROWS, "optimizations": None} | settings
+    config = AutoConfig.from_pretrained(folder)
+    return bundle(name).initialize_vllm_model(hf_config=config, mesh_device=mesh, **given)
+
+
+def prompt(length: int) -> list[int]:
+    drawn = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length))
     tokens: list[int] = drawn.tolist()
     return tokens
+
+
+def stand_in(shadows: TracedShadows) -> None:
+    """Put `shadows` where the bundle and the sampler have ttnn."""
+    package = bundle("ttnn-llama").__module__.rpartition(".")[0]
+    for name in ("ttnn_adapter", "ttnn_model", "ttnn_resident"):
+        importlib.import_module(f"{package}.{name}").ttnn = shadows  # type: ignore[attr-defined]
+    ttnn_sampler.ttnn = shadows  # type: ignore[attr-defined]
+
+
+PROMPTS = {0: prompt(40), 1: prompt(3), 3: prompt(129)}  # by row: row 2 stays empty
 
 
 class Driver:
@@ -107,9 +125,9 @@ class Driver:
         assert len(out) == ROWS
         return out
 
-    def greedy(self, count: int) -> dict[int, list[int]]:
-        """Greedy texts of PROMPTS, sampled on the host."""
-        texts = {row: prompt(length) for row, length in PROMPTS.items()}
+    def greedy(self, prompts: dict[int, list[int]], count: int) -> dict[int, list[int]]:
+        """By row, the prompt and what follows it, sampled on the host."""
+        texts = {row: list(text) for row, text in prompts.items()}
         for row, text in texts.items():
             text.append(int(self.prefill(row, text)[-1].argmax()))
         for _ in range(count - 1):
@@ -125,15 +143,10 @@ class Checks:
     def __init__(self, mesh: Any, folder: Path) -> None:
         self.mesh, self.folder, self.devices = mesh, folder, mesh.shape[1]
         self.shadows = TracedShadows(LlamaShadows(mesh))
-        package = bundle("ttnn-llama").__module__.rpartition(".")[0]
-        for name in ("ttnn_adapter", "ttnn_model", "ttnn_resident"):
-            importlib.import_module(f"{package}.{name}").ttnn = self.shadows  # type: ignore[attr-defined]
-        ttnn_sampler.ttnn = self.shadows  # type: ignore[attr-defined]
+        stand_in(self.shadows)
 
     def loaded(self, name: str = "ttnn-llama", **settings: Any) -> Any:
-        given = {"max_seq_len": CAPACITY, "max_batch_size": ROWS, "optimizations": None} | settings
-        config = AutoConfig.from_pretrained(self.folder)
-        return bundle(name).initialize_vllm_model(hf_config=config, mesh_device=self.mesh, **given)
+        return loaded(name, self.folder, self.mesh, **settings)
 
     @cached_property
     def config(self) -> Any:
@@ -164,7 +177,7 @@ class Checks:
         ours = self.driver()
         ours.warm_up()
         programs = self.mesh.num_program_cache_entries()
-        assert ours.greedy(12) == self.torch_driver().greedy(12)
+        assert ours.greedy(PROMPTS, 12) == self.torch_driver().greedy(PROMPTS, 12)
         assert self.mesh.num_program_cache_entries() == programs
         assert self.shadows.executed == [0] * 11
 
@@ -173,7 +186,7 @@ class Checks:
         ours = self.driver()
         ours.warm_up()
         programs = self.mesh.num_program_cache_entries()
-        texts = {row: prompt(length) for row, length in PROMPTS.items()}
+        texts = {row: list(text) for row, text in PROMPTS.items()}
         for row, text in texts.items():
             text.append(int(ours.prefill(row, text, sampling_params=TTSamplingParams.neutral(1))))
         params = TTSamplingParams.neutral(ROWS)
@@ -186,7 +199,7 @@ class Checks:
             ids = ours.read(under_way.pop(0), is_tokens=True)
             for row, text in texts.items():
                 text.append(int(ids[row]))
-        assert texts == self.torch_driver().greedy(12)
+        assert texts == self.torch_driver().greedy(PROMPTS, 12)
         assert self.mesh.num_program_cache_entries() == programs
         assert self.shadows.executed == [1] * 11
 
@@ -215,7 +228,8 @@ class Checks:
         )
 
     def check_performance_makes_the_weights_small(self) -> None:
-        assert self.driver(optimizations="performance").greedy(2) == self.torch_driver().greedy(2)
+        small, theirs = self.driver(optimizations="performance"), self.torch_driver()
+        assert small.greedy(PROMPTS, 2) == theirs.greedy(PROMPTS, 2)
 
 
 def refused(told: str, call: Callable[[], Any]) -> None:
@@ -224,9 +238,10 @@ def refused(told: str, call: Callable[[], Any]) -> None:
 
 
 def main(columns: int, fabric: str, folder: Path) -> None:
-    heads = {"num_attention_heads": 2 * columns, "num_key_value_heads": columns} if columns > 1 else {}
-    sizes = {"hidden_size": 64, "intermediate_size": 32 * columns, "head_dim": HEAD, "vocab_size": VOCAB}
-    make_checkpoint(folder, **sizes, **heads, max_position_embeddings=4096, dtype=torch.bfloat16)
+    sizes = SIZES | {"intermediate_size": 32 * columns, "max_position_embeddings": 4096}
+    if columns > 1:
+        sizes |= {"num_attention_heads": 2 * columns, "num_key_value_heads": columns}
+    make_checkpoint(folder, **sizes, dtype=torch.bfloat16)
     if fabric:
         ttnn.set_fabric_config(getattr(ttnn.FabricConfig, fabric))
     mesh = ttnn.open_mesh_device(ttnn.MeshShape(1, columns), trace_region_size=10_000_000)

@@ -134,6 +134,9 @@ class TracedShadows:
         self.shadows = shadows
         self.traces: dict[int, list[Any]] = {}
         self.executed: list[int] = []
+        self.mesh: Any = None
+        self.programs = 0
+        """How many the mesh had when a trace was last captured; those compiled since may harm it."""
         self._recording: list[Any] | None = None
         self._before: dict[int, list[T]] = {}
 
@@ -165,6 +168,7 @@ class TracedShadows:
         assert trace == len(self.traces), "another trace is captured"
         mesh.set_program_cache_misses_allowed(True)
         self.traces[trace], self._recording = self._recording, None
+        self.mesh, self.programs = mesh, mesh.num_program_cache_entries()
         self.shadows.restore(self._before)
 
     def execute_trace(self, mesh: Any, trace: int, *, cq_id: int, blocking: bool) -> None:

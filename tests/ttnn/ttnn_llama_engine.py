@@ -1,0 +1,67 @@
+"""Serves the ttnn Llama through the engine on a mock N150; what came of it is printed as JSON.
+
+`python -m tests.ttnn.ttnn_llama_engine FOLDER`, with MESH_DEVICE and EXTRA_MODELS_DIR in the environment.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm_tt_plugin import entrypoints
+
+from tests.models.torch_llama_driver import make_checkpoint
+
+from .ttnn_llama_checks import BLOCK, CAPACITY, ROWS, SIZES, Driver, loaded, prompt, stand_in
+from .ttnn_llama_shadows import LlamaShadows, TracedShadows
+
+LENGTHS = (40, 3, 129, 70, 31)
+"""More prompts than rows; the longest takes several chunks."""
+TOKENS = 12
+
+
+def main(folder: Path) -> None:
+    make_checkpoint(folder, **SIZES, max_position_embeddings=CAPACITY, dtype=torch.bfloat16)
+    entrypoints.register()
+    shadows = TracedShadows(LlamaShadows(SimpleNamespace(shape=(1, 1))))
+    stand_in(shadows)
+    engine = LLM(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=CAPACITY,
+        block_size=BLOCK,
+        max_num_seqs=ROWS,
+        max_num_batched_tokens=100,
+        additional_config={"tt": {"sample_on_device_mode": "all"}},
+    )
+
+    def served(**asked: Any) -> dict[str, Any]:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, **asked
+        )
+        prompts = [TokensPrompt(prompt_token_ids=prompt(length)) for length in LENGTHS]
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        executed, shadows.executed = shadows.executed, []
+        return {
+            "texts": [list(output.outputs[0].token_ids) for output in outputs],
+            "cached": sum(output.num_cached_tokens or 0 for output in outputs),
+            "executed": executed,
+        }
+
+    torch_bundle = Driver(loaded("torch-llama", folder, None), 1)
+    told = {
+        "expected": [torch_bundle.greedy({0: prompt(length)}, TOKENS)[0][length:] for length in LENGTHS],
+        "on device": served(),
+        "on host": served(logprobs=1),  # the device returns none
+        "traces": len(shadows.traces),
+        "compiled": shadows.mesh.num_program_cache_entries() - shadows.programs,
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
