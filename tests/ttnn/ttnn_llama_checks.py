@@ -29,6 +29,14 @@ BUNDLES = Path(__file__).parents[2] / "examples/models"
 LAYERS, HEAD, BLOCK, WIDTH, ROWS, VOCAB = 2, 32, 32, 8, 4, 512
 CAPACITY = BLOCK * WIDTH
 STALE = 77
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD, "vocab_size": VOCAB}
 
 
@@ -54,12 +62,12 @@ def prompt(length: int) -> list[int]:
 def stand_in(shadows: TracedShadows) -> None:
     """Put `shadows` where the bundle and the sampler have ttnn."""
     package = bundle("ttnn-llama").__module__.rpartition(".")[0]
-    for name in ("ttnn_adapter", "ttnn_model", "ttnn_resident"):
+    for name in ("ttnn_adapter", "ttnn_model", "ttnn_inputs"):
         importlib.import_module(f"{package}.{name}").ttnn = shadows  # type: ignore[attr-defined]
     ttnn_sampler.ttnn = shadows  # type: ignore[attr-defined]
 
 
-PROMPTS = {0: prompt(40), 1: prompt(3), 3: prompt(129)}  # by row: row 2 stays empty
+PROMPTS = {0: prompt(60), 1: prompt(3), 3: prompt(129)}  # by row: row 2 stays empty
 
 
 class Driver:
@@ -190,12 +198,14 @@ class Checks:
         for row, text in texts.items():
             text.append(int(ours.prefill(row, text, sampling_params=TTSamplingParams.neutral(1))))
         params = TTSamplingParams.neutral(ROWS)
+        whole = ours.page_table.clone()
+        ours.page_table[0, 2] = whole[3, 0]  # row 0 must not write there, and comes to it in its fifth decode
         under_way = [ours.submit(texts, "inputs params state", sampling_params=params)]
+        ours.page_table[:] = whole
         stale = {2: [STALE]}
         for step in range(11):
             if step < 10:
-                command = "table" if step % 2 else ""
-                under_way.append(ours.submit(stale, command, sampling_params=params))
+                under_way.append(ours.submit(stale, "table" if step == 2 else "", sampling_params=params))
             ids = ours.read(under_way.pop(0), is_tokens=True)
             for row, text in texts.items():
                 text.append(int(ids[row]))
@@ -213,6 +223,22 @@ class Checks:
         assert len(set(drawn)) > 1
         assert int(ours.prefill(0, text, sampling_params=params[3])) == drawn[3]
 
+    def check_seeds_belong_to_positions(self) -> None:
+        """A steady decode counts them as the host would tell them."""
+        ours = self.driver()
+        drawn = []
+        for seed, steady in ((7, False), (7, True), (8, True)):
+            params = pack([RowParams(temperature=5.0, top_k=20, seed=seed)] * 2, ROWS)
+            text = prompt(9)
+            ours.prefill(1, text)
+            for step in range(4):
+                commands = "" if step and steady else "inputs params state"
+                ids = ours.read(ours.submit({1: text}, commands, sampling_params=params), is_tokens=True)
+                text.append(int(ids[1]))
+            drawn.append(text)
+        assert drawn[0] == drawn[1]
+        assert drawn[1] != drawn[2]
+
     def check_long_prompts_go_in_several_chunks(self) -> None:
         ours, theirs = self.driver(max_seq_len=2112), self.torch_driver(max_seq_len=2112)
         text = prompt(2100)
@@ -226,6 +252,24 @@ class Checks:
         refused(
             "block size is 16", lambda: self.loaded().allocate_kv_cache((8, 1, 16, 32), torch.bfloat16, 1)
         )
+
+    def check_a_checkpoint_that_it_does_not_know_is_refused(self) -> None:
+        for name, value, told in (
+            ("attention_bias", True, "it has biases"),
+            ("head_dim", 48, "head_dim is 48; expected 32 or a multiple of 64"),
+            (
+                "vocab_size",
+                VOCAB + 1,
+                f"vocab_size is {VOCAB + 1}; expected a multiple of {32 * self.devices}",
+            ),
+            ("num_hidden_layers", LAYERS + 1, f"lacks 'model.layers.{LAYERS}."),
+            ("rope_parameters", {"rope_type": "dynamic"}, "rope_type is 'dynamic'"),
+        ):
+            config = AutoConfig.from_pretrained(self.folder)
+            setattr(config, name, value)
+            refused(
+                told, lambda config=config: bundle("ttnn-llama").initialize_vllm_model(config, self.mesh, 4)
+            )
 
     def check_performance_makes_the_weights_small(self) -> None:
         small, theirs = self.driver(optimizations="performance"), self.torch_driver()
@@ -241,6 +285,7 @@ def main(columns: int, fabric: str, folder: Path) -> None:
     sizes = SIZES | {"intermediate_size": 32 * columns, "max_position_embeddings": 4096}
     if columns > 1:
         sizes |= {"num_attention_heads": 2 * columns, "num_key_value_heads": columns}
+        sizes |= {"tie_word_embeddings": True, "rope_parameters": SCALED, "max_shard_size": "200KB"}
     make_checkpoint(folder, **sizes, dtype=torch.bfloat16)
     if fabric:
         ttnn.set_fabric_config(getattr(ttnn.FabricConfig, fabric))

@@ -12,8 +12,8 @@ import ttnn
 from torch import Tensor
 from tt_sampling import TTSamplingParams
 from tt_sampling.ttnn_sampler import CANDIDATES, TtnnSampler
-from ttnn_model import ROWS, Cache, Chunk, TtnnLlama
-from ttnn_resident import Resident, padded_table
+from ttnn_inputs import ROWS, Chunk, Resident, params_of, params_of_all
+from ttnn_model import Cache, TtnnLlama
 
 WEIGHT_TYPES = {None: ttnn.bfloat16, "accuracy": ttnn.bfloat16, "performance": ttnn.bfloat8_b}
 CHUNKS = (128, 512, 2048)
@@ -89,7 +89,7 @@ class LlamaForCausalLM:
             raise ValueError(f"the block size is {self._block_size}; set it to 32, 64 or 128")
         # So wide that the padding of a chunk has blocks, too. The devices read tables in lines of 8.
         width = -(-self._max_seq_len // self._block_size) + self._chunks[-1] // self._block_size
-        self._resident = Resident(self._network, width=-(-width // 8) * 8)
+        self._resident = Resident(self._mesh, width=-(-width // 8) * 8)
         zeros = {"dtype": ttnn.bfloat16, "layout": ttnn.TILE_LAYOUT, "device": self._mesh}
         return [(ttnn.zeros(shape, **zeros), ttnn.zeros(shape, **zeros)) for _ in range(num_layers)]
 
@@ -116,7 +116,7 @@ class LlamaForCausalLM:
         ]
         if sampling_params is not None:
             last = [
-                self._drawn(logits, _row_of(sampling_params, row), end)
+                self._drawn(logits, params_of(row, sampling_params), end)
                 for row, (logits, end) in enumerate(zip(last, ends, strict=True))
             ]
         on_host = [self._on_host(out, is_tokens=sampling_params is not None) for out in last]
@@ -126,30 +126,15 @@ class LlamaForCausalLM:
         """Logits of 32 rows that are all those of the last of `tokens`."""
         # Prefixes end with blocks, other chunks may not: what such a block holds is computed again.
         start = start // self._block_size * self._block_size
+        whole = self._resident.padded(blocks, 1)
         while True:
             size = next((size for size in self._chunks if size >= len(tokens) - start), self._chunks[-1])
-            logits = self._network.prefill(self._chunk(tokens, start, size, blocks), kv_cache)
+            own = self._resident.padded(blocks[:, start // self._block_size :], 1)
+            chunk = Chunk.put(self._mesh, tokens, start, size, whole, own, self._max_seq_len)
+            logits = self._network.prefill(chunk, kv_cache)
             start += size
             if start >= len(tokens):
                 return logits
-
-    def _chunk(self, tokens: Tensor, start: int, size: int, blocks: Tensor) -> Chunk:
-        end, width = min(start + size, len(tokens)), self._resident.page_table.shape[1]
-        padded = torch.zeros(1, size, dtype=torch.int32)
-        padded[0, : end - start] = tokens[start:end]
-        positions = torch.arange(start, start + size, dtype=torch.int32).clamp(max=self._max_seq_len - 1)
-        own = blocks[:, start // self._block_size :]
-        return Chunk(
-            tokens=self._ids(padded, ttnn.uint32),
-            positions=self._ids(positions[None], ttnn.uint32),
-            start=self._ids(torch.tensor([start], dtype=torch.int32), ttnn.int32),
-            last=self._ids(torch.full((1, ROWS), end - start - 1, dtype=torch.int32), ttnn.uint32),
-            page_table=self._ids(padded_table(blocks, 1, width), ttnn.int32),
-            own_blocks=self._ids(padded_table(own, 1, width), ttnn.int32),
-        )
-
-    def _ids(self, value: Tensor, dtype: Any) -> Any:
-        return self._network.put(value, dtype, ttnn.ROW_MAJOR_LAYOUT)
 
     def _drawn(self, logits: Any, params: TTSamplingParams, position: int) -> Any:
         self._sampler.load(params)
@@ -185,7 +170,7 @@ class LlamaForCausalLM:
             resident.load_page_table(page_table)
         if sampling_params is not None:
             if reload_sampling_params:
-                self._sampler.load(_padded(sampling_params))
+                self._sampler.load(params_of_all(sampling_params))
             self._sampler.seed(resident.drawn_at)
             resident.count()
         if enable_trace and samples in self._traces:
@@ -274,13 +259,3 @@ class LlamaForCausalLM:
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         raise NotImplementedError("the plugin calls prefill_forward and decode_forward")
-
-
-def _row_of(params: TTSamplingParams, row: int) -> TTSamplingParams:
-    """One row's parameters, for all 32."""
-    return TTSamplingParams(**{name: [values[row]] * ROWS for name, values in vars(params).items()})
-
-
-def _padded(params: TTSamplingParams) -> TTSamplingParams:
-    rest = vars(TTSamplingParams.neutral(ROWS - len(params.temperature)))
-    return TTSamplingParams(**{name: [*values, *rest[name]] for name, values in vars(params).items()})

@@ -13,30 +13,14 @@ import torch
 import ttnn
 from safetensors.torch import load_file
 from torch import Tensor
-
-ROWS = 32
-"""Rows of a decode: fewer would cost the same, for a tile has 32."""
+from ttnn_inputs import ROWS, Chunk, put
 
 Cache = tuple[Any, Any]  # keys and values of a layer, each [blocks, heads of a device, block size, D]
-Attend = Callable[
-    [Any, Cache], Any
-]  # fused queries, keys and values [1, 1, S, _] -> mixed values [1, 1, S, _]
+Attend = Callable[[Any, Cache], Any]  # queries, keys and values [1, 1, S, _] -> mixed values [1, 1, S, _]
 
 
 class CheckpointError(ValueError):
     """A model directory that this network cannot serve; the message says what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Device tensors of a part of one prompt, padded to S tokens, that begins where a block of it begins."""
-
-    tokens: Any  # uint32 [1, S]
-    positions: Any  # uint32 [1, S]
-    start: Any  # int32 [1] the first position
-    last: Any  # uint32 [1, 32] where in the chunk its last token is, 32 times
-    page_table: Any  # int32 [1, W] blocks of the whole prompt
-    own_blocks: Any  # int32 [1, W] blocks of the chunk
 
 
 @dataclass(frozen=True)
@@ -63,18 +47,17 @@ class TtnnLlama:
         files = sorted(directory.glob("*.safetensors"))
         self._weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
         try:
-            self._embedding = self.put(
-                self._weights["model.embed_tokens.weight"], layout=ttnn.ROW_MAJOR_LAYOUT
-            )
+            embedding = self._weights["model.embed_tokens.weight"]
+            self._embedding = put(mesh, embedding, layout=ttnn.ROW_MAJOR_LAYOUT)
             self._layers = [self._layer(f"model.layers.{i}") for i in range(config.num_hidden_layers)]
             self._norm = self._whole("model.norm")
-            head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-            self._head = self._columns(self._weights[f"{head}.weight"])
+            tied = config.tie_word_embeddings
+            self._head = self._columns(embedding if tied else self._weights["lm_head.weight"])
         except KeyError as missing:
             raise CheckpointError(f"{directory} lacks {missing} among {len(self._weights)} tensors") from None
         self._weights = {}  # the host's memory is needed for other things
         self._cos, self._sin = (
-            self.put(table, layout=ttnn.ROW_MAJOR_LAYOUT) for table in rope_tables(config, max_seq_len)
+            put(mesh, table, layout=ttnn.ROW_MAJOR_LAYOUT) for table in rope_tables(config, max_seq_len)
         )
         grid = mesh.compute_with_storage_grid_size()
         self._row_per_core = ttnn.create_sharded_memory_config(
@@ -87,15 +70,11 @@ class TtnnLlama:
 
     def _check(self, directory: Path, mesh_shape: tuple[int, int]) -> None:
         config, parts = self._config, self.devices
-        sizes = {
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "intermediate_size": 32,
-            "vocab_size": 32,
-        }
+        heads, features = ("num_attention_heads", "num_key_value_heads"), ("intermediate_size", "vocab_size")
         wrong = [
             f"{name} is {getattr(config, name)}; expected a multiple of {unit * parts} on {parts} devices"
-            for name, unit in sizes.items()
+            for names, unit in ((heads, 1), (features, 32))
+            for name in names
             if getattr(config, name) % (unit * parts)
         ]
         if config.head_dim != 32 and config.head_dim % 64:
@@ -107,29 +86,16 @@ class TtnnLlama:
         if wrong:
             raise CheckpointError(f"{directory}: {'; '.join(wrong)}")
 
-    def put(
-        self,
-        value: Tensor,
-        dtype: Any = ttnn.bfloat16,
-        layout: Any = ttnn.TILE_LAYOUT,
-        split: int | None = None,
-        on_device: bool = True,
-    ) -> Any:
-        """`value` on all devices, or cut into equal parts along the dimension `split`."""
-        mapper = ttnn.ShardTensor2dMesh(self._mesh, dims=(None, split), mesh_shape=tuple(self._mesh.shape))
-        device = self._mesh if on_device else None
-        return ttnn.from_torch(value, dtype=dtype, layout=layout, device=device, mesh_mapper=mapper)
-
     def _whole(self, name: str) -> Any:
-        return self.put(self._weights[f"{name}.weight"][None, None, None])
+        return put(self._mesh, self._weights[f"{name}.weight"][None, None, None])
 
     def _columns(self, weight: Tensor) -> Any:
         """A checkpoint's [outputs, inputs]: each device computes a part of the outputs."""
-        return self.put(weight.T[None, None], self._weight_type, split=3)
+        return put(self._mesh, weight.T[None, None], self._weight_type, split=3)
 
     def _rows(self, weight: Tensor) -> Any:
         """Each device multiplies the part of the inputs that it has; the results are to be added up."""
-        return self.put(weight.T[None, None], self._weight_type, split=2)
+        return put(self._mesh, weight.T[None, None], self._weight_type, split=2)
 
     def _layer(self, name: str) -> Layer:
         attention, mlp = (
