@@ -7,7 +7,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 ENGINES := tests/engine tests/models
 SOAK := tests/soak
-REST := packages $(filter-out $(ENGINES:%=%/) $(SOAK)/, $(wildcard tests/*/))
+REST := packages $(filter-out $(ENGINES:%=%/) $(SOAK)/ %/__pycache__/, $(wildcard tests/*/))
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
