@@ -8,7 +8,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,13 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": HEAD, "vocab_size": VOCAB}
+SIZES = {
+    "initializer_range": 0.2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": HEAD,
+    "vocab_size": VOCAB,
+}
 
 
 def bundle(name: str) -> Any:
@@ -173,13 +179,13 @@ class Checks:
         text = prompt(100)
         for end, start in ((50, 0), (70, 50), (100, 70), (100, 96), (100, 64)):
             logits = [driver.prefill(1, text[:end], start)[-1] for driver in (ours, theirs)]
-            torch.testing.assert_close(*logits, atol=0.02, rtol=0.01)
+            torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
         for driver in (ours, theirs):
             driver.prefill(3, text[:31])
         for length in (31, 32, 33):
             texts = {1: text, 3: text[:length]}
             logits = [driver.read(driver.submit(texts))[[1, 3], -1] for driver in (ours, theirs)]
-            torch.testing.assert_close(*logits, atol=0.02, rtol=0.01)
+            torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
 
     def check_greedy_text_is_that_of_the_torch_bundle(self) -> None:
         ours = self.driver()
@@ -243,7 +249,7 @@ class Checks:
         ours, theirs = self.driver(max_seq_len=2112), self.torch_driver(max_seq_len=2112)
         text = prompt(2100)
         logits = [driver.prefill(2, text)[-1] for driver in (ours, theirs)]
-        torch.testing.assert_close(*logits, atol=0.02, rtol=0.01)
+        torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
 
     def check_what_it_cannot_serve_is_refused(self) -> None:
         refused("'fast'", lambda: self.loaded(optimizations="fast"))
@@ -257,19 +263,14 @@ class Checks:
         for name, value, told in (
             ("attention_bias", True, "it has biases"),
             ("head_dim", 48, "head_dim is 48; expected 32 or a multiple of 64"),
-            (
-                "vocab_size",
-                VOCAB + 1,
-                f"vocab_size is {VOCAB + 1}; expected a multiple of {32 * self.devices}",
-            ),
+            ("vocab_size", 33, f"vocab_size is 33; expected a multiple of {32 * self.devices}"),
             ("num_hidden_layers", LAYERS + 1, f"lacks 'model.layers.{LAYERS}."),
             ("rope_parameters", {"rope_type": "dynamic"}, "rope_type is 'dynamic'"),
         ):
             config = AutoConfig.from_pretrained(self.folder)
             setattr(config, name, value)
-            refused(
-                told, lambda config=config: bundle("ttnn-llama").initialize_vllm_model(config, self.mesh, 4)
-            )
+            load = partial(bundle("ttnn-llama").initialize_vllm_model, config, self.mesh, ROWS)
+            refused(told, load)
 
     def check_performance_makes_the_weights_small(self) -> None:
         small, theirs = self.driver(optimizations="performance"), self.torch_driver()
@@ -282,7 +283,7 @@ def refused(told: str, call: Callable[[], Any]) -> None:
 
 
 def main(columns: int, fabric: str, folder: Path) -> None:
-    sizes = SIZES | {"intermediate_size": 32 * columns, "max_position_embeddings": 4096}
+    sizes: dict[str, Any] = SIZES | {"intermediate_size": 32 * columns, "max_position_embeddings": 4096}
     if columns > 1:
         sizes |= {"num_attention_heads": 2 * columns, "num_key_value_heads": columns}
         sizes |= {"tie_word_embeddings": True, "rope_parameters": SCALED, "max_shard_size": "200KB"}

@@ -42,9 +42,7 @@ class LlamaForCausalLM:
         # vllm_config is never given: vLLM's inspection of the class looks for a parameter of that name.
         self.already_warmed_up_prefill = False
         self._network, self._mesh, self._max_seq_len = network, mesh, max_seq_len
-        self._chunks = [
-            size for below, size in zip((0, *CHUNKS), CHUNKS, strict=False) if below < max_seq_len
-        ]
+        self._chunks = CHUNKS[: 1 + sum(size < max_seq_len for size in CHUNKS)]
         self._sampler = TtnnSampler(mesh, vocab)
         self._traces: dict[bool, tuple[Any, Any]] = {}  # by whether it samples: its id, and what it gives
 
@@ -109,18 +107,16 @@ class LlamaForCausalLM:
 
         Returns logits [N, 1, V] of each row's last token, or with `sampling_params` ids [N]. Never traced.
         """
-        ends = [int(end) for end in prompt_lens]
-        last = [
-            self._prefill_row(tokens[row, :end], int(start_pos[row]), page_table[row, None], kv_cache)
-            for row, end in enumerate(ends)
-        ]
-        if sampling_params is not None:
-            last = [
-                self._drawn(logits, params_of(row, sampling_params), end)
-                for row, (logits, end) in enumerate(zip(last, ends, strict=True))
-            ]
-        on_host = [self._on_host(out, is_tokens=sampling_params is not None) for out in last]
-        return torch.stack([rows[0] for rows in on_host])
+        samples, last = sampling_params is not None, []
+        for row, end in enumerate(int(end) for end in prompt_lens):
+            logits = self._prefill_row(
+                tokens[row, :end], int(start_pos[row]), page_table[row, None], kv_cache
+            )
+            if sampling_params is not None:
+                self._sampler.load(params_of(row, sampling_params))
+                self._sampler.seed([end] * ROWS)
+            last.append(self._sampler.sample(logits).ids if samples else logits)
+        return torch.stack([self._on_host(out, is_tokens=samples)[0] for out in last])
 
     def _prefill_row(self, tokens: Tensor, start: int, blocks: Tensor, kv_cache: list[Cache]) -> Any:
         """Logits of 32 rows that are all those of the last of `tokens`."""
@@ -135,11 +131,6 @@ class LlamaForCausalLM:
             start += size
             if start >= len(tokens):
                 return logits
-
-    def _drawn(self, logits: Any, params: TTSamplingParams, position: int) -> Any:
-        self._sampler.load(params)
-        self._sampler.seed([position] * ROWS)
-        return self._sampler.sample(logits).ids
 
     def decode_forward(
         self,
@@ -161,18 +152,16 @@ class LlamaForCausalLM:
         Returns a handle for `read_decode_output`, or with `read_from_device` logits [B, 1, V] or, with
         `sampling_params`, ids [B]. What stands in empty rows means nothing.
         """
-        # Nothing that is not commanded may be used: in a steady decode the host's tokens and positions are
-        # late by a step.
+        # Nothing else may be taken from the host: in a steady decode its tokens and positions are late.
         resident, samples = self._resident, sampling_params is not None
         if reload_inputs or reset_sampling_state:
             resident.load(tokens, start_pos)
         if reload_inputs or reset_sampling_state or reload_page_table:
             resident.load_page_table(page_table)
-        if sampling_params is not None:
-            if reload_sampling_params:
-                self._sampler.load(params_of_all(sampling_params))
-            self._sampler.seed(resident.drawn_at)
-            resident.count()
+        if sampling_params is not None and reload_sampling_params:
+            self._sampler.load(params_of_all(sampling_params))
+        if samples:
+            self._sampler.seed(resident.count())
         if enable_trace and samples in self._traces:
             trace, out = self._traces[samples]
             ttnn.execute_trace(self._mesh, trace, cq_id=0, blocking=False)
@@ -239,7 +228,7 @@ class LlamaForCausalLM:
         enable_trace: bool,
     ) -> None:
         """Compile the programs of a decode, or with `enable_trace` capture them. All rows are empty."""
-        self._sampler.seed(self._resident.drawn_at)
+        self._sampler.seed([0] * ROWS)
         for samples in [False, True][: 1 + can_sample_on_device]:
             if not enable_trace:
                 self._step(kv_cache, samples)

@@ -73,8 +73,7 @@ class Resident:
         self.tokens = integers(mesh, torch.zeros(1, ROWS, dtype=torch.int32), ttnn.uint32)
         self.positions = integers(mesh, _nowhere(), ttnn.int32)
         self.page_table = integers(mesh, torch.zeros(ROWS, width, dtype=torch.int32), ttnn.int32)
-        self.drawn_at = [0] * ROWS
-        """Positions of the tokens that the next step draws, counted along on the host for their seeds."""
+        self._drawn_at = [0] * ROWS
 
     def load(self, tokens: Tensor, positions: Tensor) -> None:
         """int32 [B, 1] and [B]; the rows from B on are empty."""
@@ -83,7 +82,7 @@ class Resident:
         padded[0, : len(tokens)] = tokens[:, 0]
         self._write(self.positions, rows)
         self._write(self.tokens, padded)
-        self.drawn_at = (rows + 1).tolist()
+        self._drawn_at = (rows + 1).tolist()
 
     def load_page_table(self, blocks: Tensor) -> None:
         """int32 [B, W]."""
@@ -100,9 +99,11 @@ class Resident:
         ttnn.copy(ttnn.reshape(ids, (1, ROWS)), self.tokens)
         ttnn.plus_one(self.positions, skip_negative_entries=True)
 
-    def count(self) -> None:
-        """A step was enqueued that advances."""
-        self.drawn_at = [position + (position > 0) for position in self.drawn_at]
+    def count(self) -> list[int]:
+        """Positions of the tokens that the step draws which comes next, known to the host without a read."""
+        drawn_at = self._drawn_at
+        self._drawn_at = [position + (position > 0) for position in drawn_at]
+        return drawn_at
 
     def _write(self, target: Any, value: Tensor) -> None:
         ttnn.copy_host_to_device_tensor(integers(self._mesh, value, target.dtype, on_device=False), target)
