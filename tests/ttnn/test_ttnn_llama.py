@@ -71,8 +71,8 @@ def test_the_engine_serves_it(served: dict[str, Any]) -> None:
 
 def test_the_engine_finds_prefixes(served: dict[str, Any]) -> None:
     assert served["on device"]["cached"] == 0
-    # Whole blocks of 32, of all but the last token: of prompts of 40, 129 and 70 tokens.
-    assert served["on host"]["cached"] == 32 + 128 + 64
+    # Whole blocks of 64, of all but the last token: of prompts of 129 and 70 tokens.
+    assert served["on host"]["cached"] == 128 + 64
 
 
 def test_nothing_is_compiled_once_traces_are_captured(served: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from vllm_tt_plugin import entrypoints
 
 from tests.models.torch_llama_driver import make_checkpoint
 
-from .ttnn_llama_checks import BLOCK, CAPACITY, ROWS, SIZES, Driver, loaded, prompt, stand_in
+from .ttnn_llama_checks import CAPACITY, ROWS, SIZES, Driver, loaded, prompt, stand_in
 from .ttnn_llama_shadows import LlamaShadows, TracedShadows
 
 LENGTHS = (40, 3, 129, 70, 31)
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         model=str(folder),
         skip_tokenizer_init=True,
         max_model_len=CAPACITY,
-        block_size=BLOCK,
+        block_size=64,
         max_num_seqs=ROWS,
         max_num_batched_tokens=100,
         additional_config={"tt": {"sample_on_device_mode": "all"}},
