@@ -100,7 +100,8 @@ def test_the_bound_holds_within_a_margin_with_noisy_costs_and_a_wrong_prior(
     run = served(Watched(target, SIZES, *lines(device, factor)), requests, device, jitter)
     changes = [step.start_s + step.seconds for step in run.steps if step.step.changes_phase]
     learned_s = changes[6] if len(changes) > 6 else run.steps[-1].start_s
-    assert max(gaps(run, learned_s)) <= target * (1 + 1.5 * jitter)
+    # What was measured may have been as much too quick as what is promised is then too slow.
+    assert max(gaps(run, learned_s)) <= target * (1 + jitter) / (1 - jitter)
 
 
 @settings(max_examples=60, deadline=None)
