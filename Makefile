@@ -5,7 +5,7 @@
 BIN := .venv/bin
 # Each server that a test starts imports vLLM and torch: without cached bytecode, twice as long.
 export PYTHONDONTWRITEBYTECODE :=
-ENGINES := tests/engine tests/models
+ENGINES := tests/engine
 SOAK := tests/soak
 REST := packages $(filter-out $(ENGINES:%=%/) $(SOAK)/ %/__pycache__/, $(wildcard tests/*/))
 
@@ -24,7 +24,7 @@ test: setup ## each member alone from its wheel, then every test in the shared e
 
 # Two halves that take about as long, one for each of two cores. One thread each: more would wait for one another.
 test-engines: setup
-	@OMP_NUM_THREADS=1 tools/stage.sh "engines and models" $(BIN)/pytest --durations=10 $(ARGS) $(ENGINES)
+	@OMP_NUM_THREADS=1 tools/stage.sh engines $(BIN)/pytest --durations=10 $(ARGS) $(ENGINES)
 
 test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
