@@ -100,35 +100,18 @@ def test_an_output_in_flight_is_delivered_to_a_request_that_is_preempted(oracle_
         assert driver.tokens[str(index)] == continuation(prompt, 30, ORACLE_VOCAB)
 
 
-def test_blocks_given_back_at_once_end_a_shortage_with_one_preemption(oracle_engine: Engines) -> None:
-    """Nothing is held back for the step under way, so whoever preempts finds the blocks in the same step."""
-    engine = oracle_engine(num_gpu_blocks_override=13, max_model_len=48, max_num_seqs=3, **ON_DEVICE)
-    driver = Driver(engine)
-    for index in range(3):
-        driver.add(str(index), PROMPTS[index], greedy(12))
-    lane = lanes_of(engine)[0]
-    running = 0
-    while engine.llm_engine.has_unfinished_requests():
-        driver.step()
-        left = running - len(lane.running)
-        ended = len(driver.finished)
-        assert left <= 1 or ended, "one request after another was preempted"
-        running = len(lane.running)
-    for index in range(3):
-        assert driver.tokens[str(index)] == continuation(PROMPTS[index], 12, ORACLE_VOCAB)
-
-
-def test_a_grammar_among_planned_steps_waits_for_the_tokens_that_it_needs(oracle_engine: Engines) -> None:
-    """A row that the host must sample brings the whole step to the host, and the next may go back."""
+def test_a_row_for_the_host_ends_the_overlap_and_its_leaving_brings_it_back(oracle_engine: Engines) -> None:
     engine = oracle_engine(**ON_DEVICE)
     driver = started(engine, 3)
     driver.step(4)
     assert len(pending_of(engine)) == 1
     driver.add("host", PROMPTS[3], greedy(5, logit_bias={0: -100.0}))
-    depths = []
-    while "host" not in driver.finished:
+    while not driver.tokens["host"]:
         driver.step()
-        depths.append(len(pending_of(engine)))
-    assert 0 in depths[2:]
+    while "host" not in driver.finished:
+        assert len(pending_of(engine)) == 0, "its steps are sampled one by one"
+        driver.step()
+    driver.step(3)
+    assert len(pending_of(engine)) == 1
     driver.drain()
     assert_right(Driver(engine, {str(i): driver.tokens[str(i)] for i in range(3)}))

@@ -114,24 +114,6 @@ def test_prefix_caching_is_off_where_it_is_not_declared(oracle_engine: Engines, 
     assert driver.tokens["first"] == driver.tokens["second"] == continuation(LONG[:40], 4, ORACLE_VOCAB)
 
 
-def test_a_shared_prefix_is_computed_once_where_it_is_declared(
-    oracle_engine: Engines, watch: Callable[[LLM], PlanWatch]
-) -> None:
-    engine = oracle_engine()
-    watching, driver = watch(engine), Driver(engine)
-    driver.add("first", LONG[:41], greedy(20))
-    driver.step(3)
-    driver.add("while it runs", LONG[:41], greedy(4))
-    driver.step()
-    assert watching.plans[-1].total_num_scheduled_tokens == 1
-    driver.add("part", [*LONG[:30], 3], greedy(4))
-    driver.step()
-    assert watching.plans[-1].total_num_scheduled_tokens == 3
-    driver.drain()
-    assert driver.tokens["while it runs"] == driver.tokens["first"][:4]
-    assert driver.tokens["part"] == continuation([*LONG[:30], 3], 4, ORACLE_VOCAB)
-
-
 ODD_REQUESTS: dict[str, dict[str, Any]] = {
     "prompt logprobs": {"prompt_logprobs": 1},
     "more logprobs than allowed": {"logprobs": 10_000},

@@ -10,6 +10,7 @@ from oracle_adapter import Oracle, OracleVersion0
 from oracle_device import Timeline
 from oracle_memory import OracleError, PagedMemory
 from oracle_text import continuation
+from transformers import LlamaConfig
 from tt_sampling import TTSamplingParams
 
 VOCAB, BLOCK, WIDTH, ROWS = 61, 4, 5, 4
@@ -234,6 +235,12 @@ def test_a_handle_is_not_ready_before_its_time() -> None:
     use.read(first)
     use.read(second)
     assert (now[0], slept) == (1.0, [0.5, 0.25, 0.25])
+
+
+def test_a_configuration_says_how_long_the_device_takes() -> None:
+    config = LlamaConfig(vocab_size=VOCAB, oracle_prefill_ms=30.0, oracle_decode_ms=4.0)
+    model: Any = Oracle.initialize_vllm_model(config, None, ROWS)
+    assert (model._timeline.prefill_s, model._timeline.decode_s) == (0.03, 0.004)
 
 
 def test_a_history_that_misses_a_token(use: Use) -> None:

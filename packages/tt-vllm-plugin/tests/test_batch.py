@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 from tt_scheduler import Phase
-from vllm_tt_plugin.batch import DecodeBatch, histories, prefill_inputs
+from vllm_tt_plugin.batch import DecodeBatch, history, prefill_inputs
 from vllm_tt_plugin.kv_cache import PageTables
 from vllm_tt_plugin.requests import RequestState, RequestTable
 
@@ -126,11 +126,8 @@ def test_prefill_inputs_name_where_each_chunk_ends() -> None:
     assert inputs.page_table[1].tolist() == [*table["b"].blocks[0], 0, 0, 0]
 
 
-def test_histories_are_padded_with_minus_one() -> None:
-    table, _ = three_decoding()
-    prompts, outputs = histories(table.by_row, rows=5)
-    assert prompts.tolist() == [
-        [0, -1, -1, -1], [10, 11, -1, -1], [-1] * 4, [30, 31, 32, 33], [-1] * 4,
-    ]  # fmt: skip
-    assert outputs.tolist() == [[91], [92], [-1], [94], [-1]]
-    assert (prompts.dtype, outputs.dtype) == (torch.int32, torch.int32)
+def test_a_history_is_padded_with_minus_one() -> None:
+    padded = history([[10, 11], [], [30]], rows=5)
+    assert padded.tolist() == [[10, 11], [-1, -1], [30, -1], [-1, -1], [-1, -1]]
+    assert padded.dtype == torch.int32
+    assert history([[], []], rows=2).shape == (2, 0)

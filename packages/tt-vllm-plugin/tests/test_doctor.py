@@ -108,6 +108,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a setting": ({"setting_problems": (Problem("no key 'x'", "y"),)}, "no key 'x'", "y"),
     "a bundle": ({"model_problems": ("bundle mine: adapter.py: no torch",)}, "bundle mine", ""),
     "no classes": ({"models": (attrs.evolve(LLAMA, found=False),)}, "LlamaForCausalLM", "PYTHONPATH"),
+    "two providers": ({"models": (), "model_problems": ("X is provided twice",)}, "provided twice", ""),
     "no models": ({"models": ()}, "no architecture is registered", "EXTRA_MODELS_DIR"),
     "refused models": (
         {"models": (attrs.evolve(LLAMA, refused="no"),)},

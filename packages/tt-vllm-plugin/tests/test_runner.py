@@ -103,69 +103,79 @@ ASYNC_ONLY = ("several KV cache groups", "images")
 """What they add is all there when steps overlap; engines serve them in the other ways too."""
 
 
+class Streams(RuleBasedStateMachine):
+    """Requests that arrive, prefill in chunks, decode, are preempted and end. Subclasses say on what rig."""
+
+    def make_rig(self, v2: bool) -> Rig:
+        raise NotImplementedError
+
+    @initialize(v2=st.booleans())
+    def start(self, v2: bool) -> None:
+        self.rig = self.make_rig(v2)
+        self.requests: list[Told] = []
+        self.arrived = 0
+
+    @rule(length=st.integers(1, 9), on_host=st.booleans(), seen=st.integers(0, 3))
+    def arrive(self, length: int, on_host: bool, seen: int) -> None:
+        """A bias on no token that the hash gives changes nothing but the route."""
+        if len(self.requests) < 6:
+            self.arrived += 1
+            prompt = [(self.arrived * 7 + i) % 60 for i in range(length)]
+            places = range(min(seen, length) if isinstance(self.rig.model, Seeing) else 0)
+            images = [(place, place + 1, 10 * self.arrived + place) for place in places]
+            params = biased() if on_host else greedy()
+            self.requests.append(Told(f"r{self.arrived}", prompt, params, images))
+
+    @rule(data=st.data())
+    def prefill(self, data: st.DataObject) -> None:
+        waiting = [r for r in self.requests if r.row is None][: ROWS - len(self.rig.planner.rows.owned)]
+        chunked = [r for r in self.requests if r.row is not None and r.missing > 1]
+        if not waiting + chunked:
+            return
+        chosen = data.draw(st.lists(st.sampled_from(waiting + chunked), unique=True, min_size=1))
+        self.rig.step(Phase.PREFILL, [(r, data.draw(st.integers(1, r.missing))) for r in chosen])
+
+    @rule(steps=st.integers(1, 6))
+    def decode(self, steps: int) -> None:
+        for _ in range(steps):
+            decoding = [r for r in self.requests if r.output and r.row is not None and r.missing == 1]
+            if decoding and all(len(r.tokens) < 70 for r in decoding):
+                self.rig.step(Phase.DECODE, [(r, 1) for r in decoding])
+
+    @precondition(lambda self: self.rig.planner.rows.owned)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        held = [r for r in self.requests if r.row is not None]
+        for request in data.draw(st.lists(st.sampled_from(held), unique=True, min_size=1)):
+            self.rig.planner.preempt(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        self.requests.remove(request)
+        self.rig.planner.finish(request)
+
+    @rule()
+    def idle(self) -> None:
+        self.rig.step(Phase.EMPTY, [])
+
+    @rule()
+    def ask(self) -> None:
+        self.rig.settle()
+
+    def teardown(self) -> None:
+        self.rig.settle()
+
+
 def machine(
     vllm_config: "VllmConfig", cls: type[Language], tt: dict[str, Any], overlap: bool
 ) -> type[RuleBasedStateMachine]:
-    class Streams(RuleBasedStateMachine):
-        @initialize(v2=st.booleans())
-        def start(self, v2: bool) -> None:
-            self.rig = Rig(vllm_config, cls, v2, overlap, **tt)
-            self.requests: list[Told] = []
-            self.arrived = 0
+    class OnRig(Streams):
+        def make_rig(self, v2: bool) -> Rig:
+            return Rig(vllm_config, cls, v2, overlap, **tt)
 
-        @rule(length=st.integers(1, 9), on_host=st.booleans(), seen=st.integers(0, 3))
-        def arrive(self, length: int, on_host: bool, seen: int) -> None:
-            """A bias on no token that the hash gives changes nothing but the route."""
-            if len(self.requests) < 6:
-                self.arrived += 1
-                prompt = [(self.arrived * 7 + i) % 60 for i in range(length)]
-                places = range(min(seen, length) if cls is Seeing else 0)
-                images = [(place, place + 1, 10 * self.arrived + place) for place in places]
-                params = biased() if on_host else greedy()
-                self.requests.append(Told(f"r{self.arrived}", prompt, params, images))
-
-        @rule(data=st.data())
-        def prefill(self, data: st.DataObject) -> None:
-            waiting = [r for r in self.requests if r.row is None][: ROWS - len(self.rig.planner.rows.owned)]
-            chunked = [r for r in self.requests if r.row is not None and r.missing > 1]
-            if not waiting + chunked:
-                return
-            chosen = data.draw(st.lists(st.sampled_from(waiting + chunked), unique=True, min_size=1))
-            self.rig.step(Phase.PREFILL, [(r, data.draw(st.integers(1, r.missing))) for r in chosen])
-
-        @rule(steps=st.integers(1, 6))
-        def decode(self, steps: int) -> None:
-            for _ in range(steps):
-                decoding = [r for r in self.requests if r.output and r.row is not None and r.missing == 1]
-                if decoding and all(len(r.tokens) < 70 for r in decoding):
-                    self.rig.step(Phase.DECODE, [(r, 1) for r in decoding])
-
-        @precondition(lambda self: self.rig.planner.rows.owned)
-        @rule(data=st.data())
-        def preempt(self, data: st.DataObject) -> None:
-            held = [r for r in self.requests if r.row is not None]
-            for request in data.draw(st.lists(st.sampled_from(held), unique=True, min_size=1)):
-                self.rig.planner.preempt(request)
-
-        @precondition(lambda self: self.requests)
-        @rule(data=st.data())
-        def finish(self, data: st.DataObject) -> None:
-            request = data.draw(st.sampled_from(self.requests))
-            self.requests.remove(request)
-            self.rig.planner.finish(request)
-
-        @rule()
-        def idle(self) -> None:
-            self.rig.step(Phase.EMPTY, [])
-
-        @rule()
-        def ask(self) -> None:
-            self.rig.settle()
-
-        def teardown(self) -> None:
-            self.rig.settle()
-
-    return Streams
+    return OnRig
 
 
 def biased() -> SamplingParams:

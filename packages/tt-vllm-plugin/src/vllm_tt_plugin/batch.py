@@ -147,14 +147,8 @@ def row_of(state: RequestState) -> int:
     return state.row
 
 
-def histories(states: Sequence[RequestState | None], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and output tokens for the device's penalties: int32 ``[rows, longest]``, padded with -1."""
-    prompts = [[] if state is None else state.prompt for state in states]
-    outputs = [[] if state is None else state.output for state in states]
-    return _padded(prompts, rows), _padded(outputs, rows)
-
-
-def _padded(lists: Sequence[list[int]], rows: int) -> torch.Tensor:
+def history(lists: Sequence[list[int]], rows: int) -> torch.Tensor:
+    """Tokens by row, for the device's penalties: int32 ``[rows, longest]``, padded with -1."""
     padded = np.full((rows, max((len(tokens) for tokens in lists), default=0)), -1, np.int32)
     for index, tokens in enumerate(lists):
         padded[index, : len(tokens)] = tokens

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 import attrs
+import torch
 from tt_registry import Capabilities
 from tt_sampling import (
     DeviceCapabilities,
@@ -19,7 +20,7 @@ from tt_sampling import (
     row_reasons,
 )
 
-from vllm_tt_plugin.batch import histories
+from vllm_tt_plugin.batch import history
 from vllm_tt_plugin.config import TTConfig
 from vllm_tt_plugin.metrics import RouteMetrics
 from vllm_tt_plugin.requests import RequestState, RequestTable
@@ -46,7 +47,8 @@ class DeviceSampler:
     """Those that decode and may not end yet (`min_tokens`)."""
     _packed: TTSamplingParams | None = attrs.field(default=None, init=False)
     _packed_for: tuple[int, int] = attrs.field(default=(-1, -1), init=False)
-    _penalised: bool = attrs.field(default=False, init=False)
+    _prompts: torch.Tensor | None = attrs.field(default=None, init=False)
+    """Kept as long as the record; None where no row has a penalty."""
 
     @classmethod
     def of(
@@ -121,11 +123,13 @@ class DeviceSampler:
         if self._packed is None or self._packed_for != (requests.changes, rows):
             self._packed = pack(_params(requests.by_row), rows)
             self._packed_for = (requests.changes, rows)
-            self._penalised = any(s is not None and s.needs.params.penalised for s in requests.by_row)
-        if not self._penalised:
+            penalised = any(s is not None and s.needs.params.penalised for s in requests.by_row)
+            prompts = [[] if state is None else state.prompt for state in requests.by_row]
+            self._prompts = history(prompts, rows) if penalised else None
+        if self._prompts is None:
             return DeviceSampling(self._packed)
-        prompts, outputs = histories(requests.by_row, rows)
-        return DeviceSampling(self._packed, prompts, outputs)
+        outputs = [[] if state is None else state.output for state in requests.by_row]
+        return DeviceSampling(self._packed, self._prompts, history(outputs, rows))
 
 
 def _params(states: Sequence[RequestState | None]) -> list[RowParams | None]:

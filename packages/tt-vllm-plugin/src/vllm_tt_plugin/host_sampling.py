@@ -1,4 +1,4 @@
-"""Sampling on the host, as vLLM's own ``Sampler`` does it.
+"""Sampling on the host, with the answers of vLLM's own ``Sampler`` (``cpu_sampler.py``).
 
 A decode hands over logits of all rows, a prefill only those of its requests. The sampling parameters of the
 decode rows are kept as tensors from step to step and rebuilt only when rows change.

@@ -30,9 +30,9 @@ SMALLEST_CHUNK = 128
 class PhasedScheduler(AsyncScheduler):
     """One lane: vLLM's queues and its KV cache manager, scheduled phase by phase by a ``StepDirector``.
 
-    With async scheduling the next step is planned while the last one runs. A block that a request leaves
-    then may go to another at once, although the step under way still writes to it: the runner reads what is
-    under way before it builds any step that moves a request, and the device runs steps in order.
+    With async scheduling the next step is planned while the last one runs. A block that is given up then may
+    go to another at once, although the step under way still uses it: the runner reads what is under way
+    before it builds any step that moves a request, and the device runs steps in order.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -23,7 +23,7 @@ def model_findings(facts: Facts) -> Iterator[Finding]:
             "Add the folder that holds TT-Metal's `models` package to PYTHONPATH"
             + ("" if servable else ", or name a folder with models of your own in EXTRA_MODELS_DIR"),
         )
-    elif not servable:
+    elif not servable and not facts.model_problems:
         yield Finding(
             "models",
             "problem",
