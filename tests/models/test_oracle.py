@@ -238,7 +238,8 @@ def test_a_handle_is_not_ready_before_its_time() -> None:
 
 
 def test_a_configuration_says_how_long_the_device_takes() -> None:
-    config = LlamaConfig(vocab_size=VOCAB, oracle_prefill_ms=30.0, oracle_decode_ms=4.0)
+    written = {"vocab_size": VOCAB, "oracle_prefill_ms": 30.0, "oracle_decode_ms": 4.0}
+    config = LlamaConfig.from_dict(written)
     model: Any = Oracle.initialize_vllm_model(config, None, ROWS)
     assert (model._timeline.prefill_s, model._timeline.decode_s) == (0.03, 0.004)
 
