@@ -232,8 +232,7 @@ def recovery(course: Course, nursery: Launcher, kills: int) -> list[Figure]:
     with serving(course, nursery, course.runner(), run_rank) as toy:
         for nth in range(kills):
             plan = resize(toy.group.state().placement, range(course.few), min_replicas=2)
-            toy.group.begin(plan)
-            toy.group.finish(plan, SECONDS)
+            toy.group.finish(toy.group.begin(plan), SECONDS)
             toy.await_steps(5, SECONDS)
             epoch, victim = toy.group.state().epoch, (0, course.few - 1)[nth % 2]
             killed = time.monotonic()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from elastic_ep import GroupError, Launcher, Patience, Phase, Plan, Shape, resize
+from elastic_ep import BusyError, GroupError, Launcher, Patience, Phase, Plan, Scale, Shape, resize
 from elastic_ep.testing.toy import ToyConfig
 from elastic_ep.testing.toy_group import SlowCapture, ToyGroup
 
@@ -42,25 +42,25 @@ def carry_out(toy: ToyGroup, plan: Plan) -> None:
     """Each stage is committed as soon as it is prepared."""
     if not plan.stages:
         return
-    toy.group.begin(plan)
+    asked = toy.group.begin(plan)
     committed, deadline = None, time.monotonic() + SECONDS
     while (state := toy.group.state()).placement != plan.after and time.monotonic() < deadline:
         if state.phase == Phase.PREPARED and state.ballot != committed:
             committed = state.ballot
             toy.group.commit()
         time.sleep(0.005)
-    toy.group.finish(plan, SECONDS)
+    toy.group.finish(asked, SECONDS)
 
 
-def growing(toy: ToyGroup, phase: Phase) -> Plan:
+def growing(toy: ToyGroup, phase: Phase) -> Scale:
     """Rank 3 joins, and has got as far as this phase."""
     plan = resize(toy.group.state().placement, (0, 1, 2, 3), min_replicas=2)
-    toy.group.begin(plan)
+    asked = toy.group.begin(plan)
     if phase == Phase.COMMITTING:
         toy.group.wait_for(Phase.PREPARED, SECONDS)
         toy.group.commit()
     toy.group.wait_for(phase, SECONDS)
-    return plan
+    return asked
 
 
 def strike(toy: ToyGroup, rank: int, how: signal.Signals) -> None:
@@ -104,12 +104,12 @@ def test_a_rank_that_serves(toy: ToyGroup, rank: int, how: signal.Signals) -> No
 )
 def test_a_joiner_before_the_commit_costs_no_step(toy: ToyGroup, phase: Phase, how: signal.Signals) -> None:
     exits, epoch = len(toy.group.exits), toy.group.state().epoch
-    plan = growing(toy, phase)
+    asked = growing(toy, phase)
     strike(toy, 3, how)
     with pytest.raises(
         GroupError, match=r"rank 3 (died|does not respond|could not)|rank . could not prepare"
     ):
-        toy.group.finish(plan, SECONDS)
+        toy.group.finish(asked, SECONDS)
     serves_without(toy, 3, exits)
     assert toy.group.state().epoch == epoch, "it was fenced: a step was interrupted"
     carry_out(toy, resize(toy.group.state().placement, (0, 1, 2, 3), min_replicas=2))
@@ -129,10 +129,10 @@ def test_a_rank_that_serves_while_the_group_grows(
     toy: ToyGroup, phase: Phase, rank: int, how: signal.Signals
 ) -> None:
     exits = len(toy.group.exits)
-    plan = growing(toy, phase)
+    asked = growing(toy, phase)
     strike(toy, rank, how)
     with pytest.raises(GroupError, match=f"rank {rank}|could not prepare"):
-        toy.group.finish(plan, SECONDS)
+        toy.group.finish(asked, SECONDS)
     rests_without(toy, rank)
     toy.await_steps(3, SECONDS)
     assert (rank, -signal.SIGKILL) in toy.await_exits(exits + 1, SECONDS)[exits:]
@@ -150,7 +150,7 @@ def test_the_coordinator_is_replaced_and_the_operation_goes_on(
     toy: ToyGroup, phase: Phase, how: signal.Signals
 ) -> None:
     exits, director = len(toy.group.exits), toy.group.director
-    plan = growing(toy, phase)
+    asked = growing(toy, phase)
     os.kill(director, how)
     toy.await_steps(2, SECONDS)
     while toy.group.director == director:
@@ -158,27 +158,35 @@ def test_the_coordinator_is_replaced_and_the_operation_goes_on(
     if phase != Phase.COMMITTING:
         toy.group.wait_for(Phase.PREPARED, SECONDS)
         toy.group.commit()
-    toy.group.finish(plan, SECONDS)
-    assert toy.group.state().placement == plan.after
+    toy.group.finish(asked, SECONDS)
+    assert toy.group.state().placement == asked.plan.after
     toy.await_steps(3, SECONDS)
     assert toy.group.exits[exits:] == ()
 
 
 def test_a_cancelled_growth_leaves_everything_as_it_was(toy: ToyGroup) -> None:
     before = toy.group.state()
-    plan = growing(toy, Phase.PREPARED)
+    asked = growing(toy, Phase.PREPARED)
     toy.group.cancel()
     with pytest.raises(GroupError, match="cancelled"):
-        toy.group.finish(plan, SECONDS)
+        toy.group.finish(asked, SECONDS)
     assert (toy.group.state().placement, toy.group.state().epoch) == (before.placement, before.epoch)
     toy.await_steps(3, SECONDS)
 
 
-def test_a_second_operation_is_refused(toy: ToyGroup) -> None:
-    plan = growing(toy, Phase.PREPARED)
-    toy.group.begin(plan)
-    with pytest.raises(GroupError, match="another operation is running"):
-        toy.group.finish(plan, SECONDS)
+def test_a_second_operation_is_refused_and_the_state_can_be_read(toy: ToyGroup) -> None:
+    """Even while the coordinator is stopped: the state is where everybody can read it."""
+    asked = growing(toy, Phase.PREPARED)
+    before = toy.group.state()
+    with pytest.raises(BusyError, match=r"from ranks .* asked at .* phase is prepared") as refused:
+        toy.group.begin(asked.plan)
+    assert refused.value.since == asked.since
+    with pytest.raises(BusyError):
+        toy.group.scale((0, 1), SECONDS)
+    director = toy.group.director
+    os.kill(director, signal.SIGSTOP)
+    assert toy.group.state() == before
+    os.kill(director, signal.SIGCONT)
     toy.group.cancel()
     with pytest.raises(GroupError, match="cancelled"):
-        toy.group.finish(plan, SECONDS)
+        toy.group.finish(asked, SECONDS)

@@ -163,7 +163,8 @@ def test_without_faults_no_step_is_lost(scenario: str) -> None:
 
 
 def masked(coordinator: Coordinator) -> Coordinator:
-    return attrs.evolve(coordinator, ballot=Ballot(0, 0))
+    """What it serves and does, without how the last operation ended and how often it was tried."""
+    return attrs.evolve(coordinator, ballot=Ballot(0, 0), last=None)
 
 
 def masked_members(world: World) -> dict[int, Member]:

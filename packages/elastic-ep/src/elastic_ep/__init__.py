@@ -1,8 +1,10 @@
 """Expert-parallel groups that grow and shrink while they serve."""
 
+from elastic_ep.balancer import Balancer
 from elastic_ep.codec import decode, encode
 from elastic_ep.control import (
     Action,
+    Begun,
     Cancel,
     Check,
     CommitNow,
@@ -14,7 +16,9 @@ from elastic_ep.control import (
     Kill,
     Launch,
     OnLoss,
+    Operation,
     Phase,
+    Reason,
     Received,
     Refused,
     Scale,
@@ -24,12 +28,14 @@ from elastic_ep.control import (
 )
 from elastic_ep.coordinator import coordinate
 from elastic_ep.errors import (
+    BusyError,
     DeadlineError,
     ElasticError,
     FencedError,
     GroupError,
     LaneError,
     LaunchError,
+    OutdatedError,
     PeerLostError,
     PlanError,
     RunnerError,
@@ -84,6 +90,7 @@ from elastic_ep.wire import (
     Commit,
     CommitAt,
     Committed,
+    Counted,
     Fence,
     Hello,
     Lease,
@@ -107,8 +114,11 @@ __all__ = [
     "Action",
     "Address",
     "Apply",
+    "Balancer",
     "Ballot",
+    "Begun",
     "Boundary",
+    "BusyError",
     "COORDINATOR",
     "Cancel",
     "CancelPrepare",
@@ -120,6 +130,7 @@ __all__ = [
     "Completed",
     "Coordinator",
     "Copy",
+    "Counted",
     "DeadlineError",
     "DensePull",
     "Died",
@@ -162,6 +173,8 @@ __all__ = [
     "Note",
     "OnLoss",
     "Op",
+    "Operation",
+    "OutdatedError",
     "Overdue",
     "Patience",
     "PeerLostError",
@@ -175,6 +188,7 @@ __all__ = [
     "Prepared",
     "Programs",
     "Readied",
+    "Reason",
     "Received",
     "Refused",
     "Reload",

@@ -39,11 +39,45 @@ class OnLoss(enum.Enum):
 
 
 @attrs.frozen
+class Scale:
+    """Carry out a plan that starts from the serving placement.
+
+    Whoever asks gives a ``ticket`` that is used once, and is told under it what came of it; the same again
+    asks for nothing new. ``since`` is when it was asked for, in seconds since 1970. One that ``yields`` is
+    ended early for one that does not: so balancing makes way.
+    """
+
+    plan: Plan
+    ticket: str = ""
+    since: float = 0.0
+    yields: bool = False
+
+
+@attrs.frozen
+class Operation:
+    """What is known of the running `Scale` besides its stages."""
+
+    ticket: str
+    since: float
+    yields: bool
+
+
+@attrs.frozen
+class Finished:
+    """An operation ended. If not ``ok``, the group serves on in the last epoch that was committed."""
+
+    ok: bool
+    why: str
+    ticket: str = ""
+
+
+@attrs.frozen
 class Coordinator:
     """All that the coordinator knows.
 
-    ``placement`` is served under ``epoch``. ``stages`` are what is left of the running operation, the
-    current one first, and ``why`` says what ends it early. ``waiting`` are the ranks whose answer is
+    ``placement`` is served under ``epoch``. ``stages`` are what is left of the running ``operation``, the
+    current one first, and ``why`` says what ends it early; ``next`` is what it makes way for, ``last`` how
+    the latest one ended that did not yield. ``waiting`` are the ranks whose answer is
     outstanding. ``gone`` are ranks that were fenced off, dismissed or retired and not seen dead yet: their
     ids stay reserved. ``dead`` are ranks lost since the group was last stable. During a fence, ``stops``
     are the answers, and ``committing`` is the epoch whose commit it interrupted. ``step`` is where a group
@@ -65,6 +99,9 @@ class Coordinator:
     committing: int | None = None
     step: int = 0
     why: str = ""
+    operation: Operation | None = None
+    next: Scale | None = None
+    last: Finished | None = None
 
     @property
     def runs(self) -> bool:
@@ -78,12 +115,15 @@ class Coordinator:
         coming = self.stages[0].placement.ranks if self.stages else ()
         return tuple(sorted({*self.placement.ranks, *coming}))
 
-
-@attrs.frozen
-class Scale:
-    """Carry out a plan that starts from the serving placement."""
-
-    plan: Plan
+    @property
+    def doing(self) -> str:
+        """What the group does besides serving, in words; empty if nothing."""
+        if self.phase == Phase.STABLE:
+            return ""
+        if not self.stages:
+            return f"goes on without ranks that were lost, to {list(self.placement.ranks)}"
+        ranks, goal = list(self.placement.ranks), list(self.stages[-1].placement.ranks)
+        return f"evens out the load of {ranks}" if ranks == goal else f"goes from ranks {ranks} to {goal}"
 
 
 @attrs.frozen
@@ -160,18 +200,34 @@ class Check:
 
 
 @attrs.frozen
-class Finished:
-    """The operation ended. If not ``ok``, the group serves on in the last epoch that was committed."""
+class Begun:
+    """The operation that was asked for under this ticket runs."""
 
-    ok: bool
-    why: str
+    ticket: str
+
+
+class Reason(enum.Enum):
+    """Why something is refused, for those who act on it."""
+
+    BUSY = "busy"
+    """Something else is running: ask again when it has ended, or cancel it."""
+
+    OUTDATED = "outdated"
+    """The plan starts from a placement that does not serve any more: plan again."""
+
+    IMPOSSIBLE = "impossible"
+    """It cannot be done as things are."""
 
 
 @attrs.frozen
 class Refused:
-    """The event asked for something that cannot be done now; nothing changed."""
+    """The event asked for something that cannot be done now; nothing changed. ``since`` says when what runs
+    was asked for."""
 
     why: str
+    reason: Reason = Reason.IMPOSSIBLE
+    ticket: str = ""
+    since: float | None = None
 
 
-Action = Send | Launch | Kill | Check | Finished | Refused
+Action = Send | Launch | Kill | Check | Begun | Finished | Refused

@@ -8,12 +8,16 @@ actions)``.
 Each phase waits for one kind of answer from some ranks, and at every tick says its command again to those
 that have not answered. So a lost message costs time and nothing else, and a coordinator that restarts from
 its last state goes on.
+
+An operation that yields makes way for one that does not: it is rolled back to the last placement that was
+committed or, inside a commit, ends with that one.
 """
 
 import attrs
 
 from elastic_ep.control import (
     Action,
+    Begun,
     Cancel,
     Check,
     CommitNow,
@@ -24,7 +28,7 @@ from elastic_ep.control import (
     Finished,
     Kill,
     Launch,
-    OnLoss,
+    Operation,
     Phase,
     Received,
     Refused,
@@ -32,8 +36,9 @@ from elastic_ep.control import (
     Tick,
     Unresponsive,
 )
+from elastic_ep.fencing import Result, dismiss, fenced, less, more, resumed
 from elastic_ep.orders import ANSWERS, commands
-from elastic_ep.plan import Plan, restore
+from elastic_ep.requests import again, ended, refusal
 from elastic_ep.wire import (
     Ballot,
     Hello,
@@ -45,35 +50,33 @@ from elastic_ep.wire import (
     stale,
 )
 
-Result = tuple[Coordinator, tuple[Action, ...]]
-
 UNCOMMITTED = (Phase.LAUNCHING, Phase.PREPARING, Phase.PREPARED)
+CANCELLED = "cancelled"
+MADE_WAY = "made way for an operation that was asked for"
 
 
 def coordinate(state: Coordinator, event: Event) -> Result:
     """One transition."""
     match event:
-        case Scale(plan):
-            return _scale(state, plan)
+        case Scale():
+            return _scale(state, event)
         case CommitNow():
             return _commit(state)
-        case Cancel() if state.phase in UNCOMMITTED:
-            return _abort(state, "cancelled")
         case Cancel():
-            return state, (Refused(f"there is nothing to cancel; the phase is {state.phase.value}"),)
+            return _cancel(state)
         case Received(message):
             dropped = stale(message, state.ballot, state.epoch)
             return (state, ()) if dropped else _received(state, message)
         case Died(rank) if rank in state.gone:
-            dead = state.dead if state.phase == Phase.STABLE else _more(state.dead, rank)
-            return attrs.evolve(state, gone=_less(state.gone, rank), dead=dead), ()
+            dead = state.dead if state.phase == Phase.STABLE else more(state.dead, rank)
+            return attrs.evolve(state, gone=less(state.gone, rank), dead=dead), ()
         case Died(rank):
             return _lost(state, rank, f"rank {rank} died")
         case Unresponsive(rank) if rank in state.gone:
             return state, (Kill(rank),)
         case Unresponsive(rank) if rank in (*state.involved, *state.waiting):
             state, actions = _lost(state, rank, f"rank {rank} does not respond")
-            return attrs.evolve(state, gone=_more(state.gone, rank)), (Kill(rank), *actions)
+            return attrs.evolve(state, gone=more(state.gone, rank)), (Kill(rank), *actions)
         case Unresponsive():
             return state, ()
         case Expired(ballot):
@@ -84,19 +87,36 @@ def coordinate(state: Coordinator, event: Event) -> Result:
             return state, commands(state)
 
 
-def _scale(state: Coordinator, plan: Plan) -> Result:
-    if state.phase != Phase.STABLE:
-        return state, (Refused(f"another operation is running; its phase is {state.phase.value}"),)
-    if plan.before != state.placement:
-        return state, (Refused("the plan starts from a placement that is not the serving one; plan again"),)
-    reserved = sorted(set(plan.joiners) & set(state.gone))
-    if reserved:
-        return state, (Refused(f"ranks {reserved} of an earlier life are not seen dead yet; take other ids"),)
+def _scale(state: Coordinator, asked: Scale) -> Result:
+    said = again(state, asked.ticket)
+    if said is not None:
+        return state, said
+    if state.operation is not None and state.operation.yields and not asked.yields and state.next is None:
+        return _make_way(attrs.evolve(state, next=asked))
+    refused = refusal(state, asked)
+    if refused is not None:
+        return state, (refused,)
+    told, plan = (Begun(asked.ticket),), asked.plan
+    state = attrs.evolve(state, operation=Operation(asked.ticket, asked.since, asked.yields))
     if not plan.stages:
-        return state, (Finished(True, "nothing to do"),)
+        return _after(told, ended(state, True, "nothing to do"))
     started = attrs.evolve(state, stages=plan.stages, ballot=_next_ballot(state))
     launches = tuple(Launch(rank, started.ballot) for rank in plan.joiners)
-    return _after(launches, _enter(started, Phase.LAUNCHING, plan.joiners))
+    return _after((*told, *launches), _enter(started, Phase.LAUNCHING, plan.joiners))
+
+
+def _make_way(state: Coordinator) -> Result:
+    """End what runs for what comes next: back to the state before, or as soon as the commit is through."""
+    return _abort(state, MADE_WAY) if state.phase in UNCOMMITTED else (state, ())
+
+
+def _cancel(state: Coordinator) -> Result:
+    if state.next is not None:
+        outcome = Finished(False, CANCELLED, state.next.ticket)
+        return attrs.evolve(state, next=None, last=outcome), (outcome,)
+    if state.phase in UNCOMMITTED:
+        return _abort(state, CANCELLED)
+    return state, (Refused(f"there is nothing to cancel; the phase is {state.phase.value}"),)
 
 
 def _commit(state: Coordinator) -> Result:
@@ -107,7 +127,7 @@ def _commit(state: Coordinator) -> Result:
     # No step is run that could carry an announcement: everybody is simply told to go on.
     first = state.stages[0].placement
     leavers = set(state.placement.ranks) - set(first.ranks)
-    serving, kills = _dismiss(attrs.evolve(state, placement=first, epoch=state.ballot.epoch), leavers)
+    serving, kills = dismiss(attrs.evolve(state, placement=first, epoch=state.ballot.epoch), leavers)
     return _after(kills, _enter(serving, Phase.RESUMING, first.ranks))
 
 
@@ -131,8 +151,8 @@ def _received(state: Coordinator, message: Message) -> Result:
         case Stopped():
             state = attrs.evolve(state, stops=(*state.stops, message))
         case Retired() if rank not in state.placement.ranks:
-            state = attrs.evolve(state, gone=_more(state.gone, rank))
-    return _enter(state, state.phase, _less(state.waiting, rank), again=True)
+            state = attrs.evolve(state, gone=more(state.gone, rank))
+    return _enter(state, state.phase, less(state.waiting, rank), again=True)
 
 
 def _enter(state: Coordinator, phase: Phase, waiting: tuple[int, ...], again: bool = False) -> Result:
@@ -157,22 +177,25 @@ def _go_on(state: Coordinator) -> Result:
         case Phase.RETIRING:
             return _next_stage(state)
         case Phase.FENCING:
-            return _resume(state)
+            resuming, actions = resumed(state)
+            return _after(actions, _enter(resuming, Phase.RESUMING, resuming.placement.ranks))
         case Phase.RESUMING if state.stages:
             return _next_stage(state)
     return _finish(state)
 
 
 def _next_stage(state: Coordinator) -> Result:
-    state = attrs.evolve(state, stages=state.stages[1:])
-    if not state.stages:
-        return _finish(state, operation=True)
+    left = state.stages[1:]
+    if left and state.next is not None:
+        return _finish(attrs.evolve(state, stages=(), why=MADE_WAY))
+    state = attrs.evolve(state, stages=left)
+    if not left:
+        return _finish(state)
     return _enter(attrs.evolve(state, ballot=_next_ballot(state)), Phase.PREPARING, state.involved)
 
 
-def _finish(state: Coordinator, operation: bool = False) -> Result:
-    """Back to STABLE, with nothing left of the operation or the fence."""
-    ended = operation or bool(state.stages)
+def _finish(state: Coordinator) -> Result:
+    """Back to STABLE, with nothing left of the operation or the fence; then to what waited for that."""
     stable = attrs.evolve(
         state,
         phase=Phase.STABLE,
@@ -183,79 +206,35 @@ def _finish(state: Coordinator, operation: bool = False) -> Result:
         why="",
         cards=tuple(card for card in state.cards if card[0] in state.placement.ranks),
     )
-    return stable, (Finished(not state.why, state.why),) if ended else ()
+    stable, said = ended(stable, not state.why, state.why)
+    if stable.next is None:
+        return stable, said
+    return _after(said, _scale(attrs.evolve(stable, next=None), stable.next))
 
 
 def _abort(state: Coordinator, why: str) -> Result:
     """Forget the stage: joiners are dismissed, serving ranks let go of what they prepared."""
     told = () if state.phase == Phase.LAUNCHING else state.placement.ranks
-    state, kills = _dismiss(attrs.evolve(state, why=why), set(state.involved) - set(state.placement.ranks))
+    state, kills = dismiss(attrs.evolve(state, why=why), set(state.involved) - set(state.placement.ranks))
     return _after(kills, _enter(state, Phase.ABORTING, told))
-
-
-def _dismiss(state: Coordinator, ranks: set[int]) -> Result:
-    """End ranks that are of no use any more; their ids stay reserved until they are seen dead."""
-    alive = sorted(ranks - set(state.dead))
-    gone = tuple(sorted({*state.gone, *alive}))
-    return attrs.evolve(state, gone=gone), tuple(Kill(rank) for rank in alive)
 
 
 def _lost(state: Coordinator, rank: int, why: str) -> Result:
     if rank not in (*state.involved, *state.waiting):
         return state, ()
-    state = attrs.evolve(state, dead=_more(state.dead, rank))
+    state = attrs.evolve(state, dead=more(state.dead, rank))
     if state.phase == Phase.FENCING:
-        return _enter(state, Phase.FENCING, _less(state.waiting, rank), again=True)
+        return _enter(state, Phase.FENCING, less(state.waiting, rank), again=True)
     if rank in state.placement.ranks or state.phase == Phase.COMMITTING:
         return _fence(state, why)
     if state.phase in UNCOMMITTED:
         return _abort(state, why)
-    return _enter(state, state.phase, _less(state.waiting, rank), again=True)
+    return _enter(state, state.phase, less(state.waiting, rank), again=True)
 
 
 def _fence(state: Coordinator, why: str) -> Result:
-    """Stop all that serve, under an epoch that nobody has tried for."""
-    interrupted = state.phase == Phase.COMMITTING
-    stopping = state.involved if interrupted else state.placement.ranks
-    others = {*state.involved, *state.waiting} - set(stopping)
-    fencing = attrs.evolve(
-        state,
-        ballot=Ballot(state.ballot.epoch + 1, 0),
-        committing=state.ballot.epoch if interrupted else None,
-        stops=(),
-        why=why,
-    )
-    fencing, kills = _dismiss(fencing, others)
-    alive = tuple(rank for rank in stopping if rank not in state.dead)
+    fencing, kills, alive = fenced(state, why)
     return _after(kills, _enter(fencing, Phase.FENCING, alive))
-
-
-def _resume(state: Coordinator) -> Result:
-    """All survivors have stopped: go on without the dead, from the step that not all of them have completed.
-
-    If a commit was interrupted and any survivor has switched, all switch: each was prepared before the
-    commit began. If none has, no step of the new epoch can be complete, because a step needs every rank, so
-    all go on as before.
-    """
-    forward = any(stop.serving == state.committing for stop in state.stops if stop.serving is not None)
-    base = state.stages[0].placement if forward else state.placement
-    placement = base.without(state.dead)
-    if state.on_loss == OnLoss.RELOAD:
-        placement = restore(placement)
-    steps = [stop.step for stop in state.stops if stop.step is not None and stop.sender in placement.ranks]
-    ended = (Finished(False, state.why),) if state.stages else ()
-    state, kills = _dismiss(state, {stop.sender for stop in state.stops} - set(placement.ranks))
-    resumed = attrs.evolve(
-        state,
-        placement=placement,
-        epoch=state.ballot.epoch,
-        step=min(steps, default=state.step),
-        stages=(),
-        committing=None,
-        stops=(),
-        dead=(),
-    )
-    return _after((*kills, *ended), _enter(resumed, Phase.RESUMING, placement.ranks))
 
 
 def _next_ballot(state: Coordinator) -> Ballot:
@@ -266,11 +245,3 @@ def _next_ballot(state: Coordinator) -> Ballot:
 
 def _after(actions: tuple[Action, ...], result: Result) -> Result:
     return result[0], (*actions, *result[1])
-
-
-def _more(ranks: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    return tuple(sorted({*ranks, rank}))
-
-
-def _less(ranks: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    return tuple(other for other in ranks if other != rank)

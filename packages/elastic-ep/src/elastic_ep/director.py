@@ -11,9 +11,11 @@ import time
 
 import attrs
 
+from elastic_ep.balancer import Balancer
 from elastic_ep.codec import decode, decode_any, encode
 from elastic_ep.control import (
     Action,
+    Begun,
     Cancel,
     Check,
     CommitNow,
@@ -37,7 +39,8 @@ from elastic_ep.errors import WireError
 from elastic_ep.links import Frames
 from elastic_ep.rendezvous import Meeting, Rendezvous
 from elastic_ep.seat import Patience, publish_director
-from elastic_ep.wire import Ballot, Hello
+from elastic_ep.tally import Tally
+from elastic_ep.wire import Ballot, Counted, Hello
 
 STATE = "coordinator state"
 
@@ -59,30 +62,45 @@ class Beat:
 ORDERS: tuple[type, ...] = (Scale, CommitNow, Cancel, Died, Alive)
 """What the host sends."""
 
-NOTICES: tuple[type, ...] = (Launch, Kill, Check, Finished, Refused, Beat)
+NOTICES: tuple[type, ...] = (Launch, Kill, Check, Begun, Finished, Refused, Beat)
 """What the host is sent."""
+
+Notice = Launch | Kill | Check | Begun | Finished | Refused | Beat
 
 HOST_GREETING = b"host"
 
 
-def run_director(meeting: Meeting, first: Coordinator, patience: Patience, auto_commit: bool) -> None:
+def run_director(
+    meeting: Meeting,
+    first: Coordinator,
+    patience: Patience,
+    auto_commit: bool,
+    balancer: Balancer | None,
+) -> None:
     """Until killed. ``first`` is the state to start from if the store holds none."""
     rendezvous = Rendezvous.join(meeting)
     saved = rendezvous.look(STATE)
     state = first if saved is None else decode_any(saved, (Coordinator,))
-    Director(rendezvous, state, patience, auto_commit).run()
+    Director(rendezvous, state, patience, auto_commit, balancer).run()
 
 
 class Director:
-    """Drives one coordinator. With ``auto_commit`` each prepared stage is committed at once."""
+    """Drives one coordinator. With ``auto_commit`` each prepared stage is committed at once; those of a
+    ``balancer`` always are."""
 
     def __init__(
-        self, rendezvous: Rendezvous, state: Coordinator, patience: Patience, auto_commit: bool
+        self,
+        rendezvous: Rendezvous,
+        state: Coordinator,
+        patience: Patience,
+        auto_commit: bool,
+        balancer: Balancer | None,
     ) -> None:
         self.state = state
         self._rendezvous = rendezvous
         self._patience = patience
         self._auto_commit = auto_commit
+        self._tally = None if balancer is None else Tally(balancer, state, time.monotonic())
         self._ranks: dict[int, Frames] = {}
         self._host: Frames | None = None
         self._heard = dict.fromkeys((*state.involved, *state.waiting), time.monotonic())
@@ -131,7 +149,10 @@ class Director:
         if isinstance(message, Hello) or message.sender in self._heard:
             self._heard[message.sender] = time.monotonic()
         self._ranks[message.sender] = frames
-        self._event(Received(message))
+        if not isinstance(message, Counted):
+            self._event(Received(message))
+        elif self._tally is not None:
+            self._tally.hear(message)
 
     def _obey(self, order: Event | Alive) -> None:
         if not isinstance(order, Alive):
@@ -157,6 +178,9 @@ class Director:
             self._event(Expired(self._deadline[0]))
         if self.state.phase != Phase.STABLE:
             self._event(Tick())
+        plan = None if self._tally is None else self._tally.plan(self.state, now)
+        if plan is not None:
+            self._event(Scale(plan, since=time.time(), yields=True))
         self._notify(Beat(self.state.phase))
 
     def _event(self, event: Event) -> None:
@@ -167,7 +191,9 @@ class Director:
             self._set_deadline(before)
         for action in actions:
             self._carry_out(action)
-        if self.state.phase == Phase.PREPARED and before.phase != Phase.PREPARED and self._auto_commit:
+        yields = self.state.operation is not None and self.state.operation.yields
+        prepared = self.state.phase == Phase.PREPARED and before.phase != Phase.PREPARED
+        if prepared and (self._auto_commit or yields):
             self._event(CommitNow())
 
     def _set_deadline(self, before: Coordinator) -> None:
@@ -181,10 +207,10 @@ class Director:
         match action:
             case Send(to, message) if to in self._ranks:
                 self._send(self._ranks[to], encode(message))
-            case Launch() | Kill() | Check() | Finished() | Refused():
+            case Launch() | Kill() | Check() | Begun() | Finished() | Refused():
                 self._notify(action)
 
-    def _notify(self, notice: Launch | Kill | Check | Finished | Refused | Beat) -> None:
+    def _notify(self, notice: Notice) -> None:
         if self._host is not None:
             self._send(self._host, encode(notice, NOTICES))
 

@@ -12,6 +12,8 @@ ElasticError
 ├── LaunchError          a process could not be started
 ├── ServeError           a rank cannot go on serving
 ├── GroupError           the group did not do what it was asked for
+│   ├── BusyError        something else is running; nothing changed
+│   └── OutdatedError    the plan starts from a placement that does not serve any more
 └── RunnerError          a captured program met addresses it was not captured with
 """
 
@@ -62,6 +64,22 @@ class ServeError(ElasticError):
 
 class GroupError(ElasticError):
     """The group did not do what it was asked for; the message says why, and it serves on as before."""
+
+
+class BusyError(GroupError):
+    """Something else is running, so nothing was begun: the message says what, and what to do.
+
+    ``since`` is when that was asked for, in seconds since 1970; None for what nobody asked for, such as
+    going on without a rank that died. A server answers 409.
+    """
+
+    def __init__(self, message: str, since: float | None) -> None:
+        super().__init__(message)
+        self.since = since
+
+
+class OutdatedError(GroupError):
+    """The placement changed since the plan was made, so nothing was begun: plan again."""
 
 
 class RunnerError(ElasticError):

@@ -6,8 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from elastic_ep.asking import Asking
+from elastic_ep.balancer import Balancer
 from elastic_ep.codec import decode_any, encode
 from elastic_ep.control import (
+    Begun,
     Cancel,
     Check,
     CommitNow,
@@ -22,8 +25,8 @@ from elastic_ep.control import (
     Refused,
     Scale,
 )
-from elastic_ep.director import HOST_GREETING, NOTICES, ORDERS, STATE, Alive, Beat, run_director
-from elastic_ep.errors import GroupError, LaunchError
+from elastic_ep.director import HOST_GREETING, NOTICES, ORDERS, STATE, Alive, Beat, Notice, run_director
+from elastic_ep.errors import GroupError, LaunchError, OutdatedError
 from elastic_ep.launcher import Launcher, is_dying
 from elastic_ep.links import Address, Link
 from elastic_ep.placement import Shape, nobody
@@ -38,7 +41,8 @@ class Group:
     ``main`` is what a rank's process runs: a picklable callable, such as a partial of
     `elastic_ep.rank.run_rank`. A coordinator's process that dies or hangs is replaced. With ``auto_commit``
     each stage is committed when it is prepared; else `commit` says when. ``niceness`` is that of joiners
-    while they prepare; ``on_loss`` says what happens when the last replica of an expert dies.
+    while they prepare; ``on_loss`` says what happens when the last replica of an expert dies. With a
+    ``balancer`` ranks count how often each expert is routed to, and the group evens out their load by itself.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Group:
         auto_commit: bool = True,
         niceness: int = 0,
         on_loss: OnLoss = OnLoss.RELOAD,
+        balancer: Balancer | None = None,
     ) -> None:
         self._launcher = launcher
         self._main = main
@@ -59,8 +64,9 @@ class Group:
         self._rendezvous = Rendezvous.host()
         self._first = Coordinator(nobody(shape), fingerprint, on_loss)
         self._auto_commit = auto_commit
+        self._balancer = balancer
         self._happened: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[Finished | Refused] = queue.SimpleQueue()
+        self._asking = Asking(self._order, self.state, patience)
         self._pids: dict[int, int] = {}
         self._exits: list[tuple[int, int]] = []
         self._broken = ""
@@ -96,42 +102,38 @@ class Group:
         self, ranks: Iterable[int], seconds: float, load: Load | None = None, min_replicas: int = 1
     ) -> Plan:
         """Let the group consist of these ranks, and return when it does. Raises what `begin` and `finish`
-        do."""
-        plan = resize(self.state().placement, ranks, load, min_replicas)
-        self.begin(plan)
-        self.finish(plan, seconds)
-        return plan
-
-    def begin(self, plan: Plan) -> None:
-        """Start to carry out a plan. GroupError if no coordinator can be told."""
-        while not self._outcomes.empty():
-            self._outcomes.get()
-        self._order(Scale(plan))
-
-    def finish(self, plan: Plan, seconds: float) -> None:
-        """Wait for the end of the plan that was begun, and of the processes that left.
-
-        GroupError if it failed or was refused (the message says why; the group serves on), or does not end
-        in time.
-        """
-        deadline, quiet = time.monotonic() + seconds, 0
-        while time.monotonic() < deadline:
+        do, but plans again where the placement changes meanwhile."""
+        target, deadline = tuple(ranks), time.monotonic() + seconds
+        while True:
+            plan = resize(self.state().placement, target, load, min_replicas)
             try:
-                outcome = self._outcomes.get(timeout=self._patience.beat)
-            except queue.Empty:
-                state = self.state()
-                quiet = quiet + 1 if state.phase == Phase.STABLE else 0
-                if quiet * self._patience.beat < self._patience.lease:
-                    continue
-                # Whoever would have told the outcome is gone.
-                if state.placement == plan.after:
-                    break
-                raise GroupError("the coordinator was replaced before it began; try again") from None
-            if isinstance(outcome, Refused) or not outcome.ok:
-                raise GroupError(outcome.why)
-            break
+                asked = self.begin(plan)
+            except OutdatedError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                self.finish(asked, deadline - time.monotonic())
+                return plan
+
+    def begin(self, plan: Plan) -> Scale:
+        """Start to carry out a plan, and return when it runs: a balancing pass makes way for it first.
+
+        BusyError if another operation runs, OutdatedError if the plan does not start from the serving
+        placement; GroupError if it cannot be done, or no coordinator can be told. Then nothing has changed.
+        """
+        return self._asking.ask(plan)
+
+    def finish(self, asked: Scale, seconds: float) -> None:
+        """Wait for the end of what was begun, and of the processes that left.
+
+        GroupError if it failed (the message says why; the group serves on), or does not end in time.
+        """
+        deadline = time.monotonic() + seconds
+        outcome = self._asking.outcome(asked, deadline)
+        if outcome is not None and not outcome.ok:
+            raise GroupError(outcome.why)
         while time.monotonic() < deadline:
-            if not set(plan.leavers) & {*self._pids, *self.state().gone}:
+            if not set(asked.plan.leavers) & {*self._pids, *self.state().gone}:
                 return
             time.sleep(self._patience.beat / 10)
         state = self.state()
@@ -141,7 +143,7 @@ class Group:
         )
 
     def commit(self) -> None:
-        """Commit the prepared stage; `finish` says what became of it."""
+        """Commit the stage if it is prepared; `finish` says what became of it."""
         self._order(CommitNow())
 
     def cancel(self) -> None:
@@ -197,7 +199,12 @@ class Group:
 
     def _start_director(self) -> None:
         work = functools.partial(
-            run_director, self._rendezvous.meeting, self._first, self._patience, self._auto_commit
+            run_director,
+            self._rendezvous.meeting,
+            self._first,
+            self._patience,
+            self._auto_commit,
+            self._balancer,
         )
         self._director = self._launcher.start(work, lambda *_: self._happened.put(self._start_director))
         self._beaten = time.monotonic()
@@ -211,10 +218,11 @@ class Group:
         del self._pids[rank]
         self._link.send(encode(Died(rank), ORDERS))
 
-    def _follow(self, notice: Launch | Kill | Check | Finished | Refused | Beat) -> None:
+    def _follow(self, notice: Notice) -> None:
         match notice:
             case Launch(rank, ballot):
-                seat = Seat(rank, ballot, self._rendezvous.meeting, self._patience, self._niceness)
+                counting = 0.0 if self._balancer is None else self._balancer.every / 2
+                seat = Seat(rank, ballot, self._rendezvous.meeting, self._patience, self._niceness, counting)
                 self._pids[rank] = self._launcher.start(
                     functools.partial(self._main, seat),
                     lambda pid, code: self._happened.put(
@@ -225,8 +233,8 @@ class Group:
                 self._launcher.kill(self._pids[rank])
             case Check(rank) if rank in self._pids and is_dying(self._pids[rank]):
                 self._rank_died(rank)
-            case Finished() | Refused():
-                self._outcomes.put(notice)
+            case Begun() | Finished() | Refused():
+                self._asking.hear(notice)
             case Beat():
                 self._beaten = time.monotonic()
 

@@ -63,6 +63,13 @@ def pack(static: Static, shape: LaneShape, rank: int, slots: torch.Tensor, repli
     static["in_head"][rank, NOTE:].copy_(head[rank])
 
 
+def count(static: Static, load: torch.Tensor) -> None:
+    """Add to one layer's ``load`` ``[experts]`` how often each expert is routed to."""
+    experts = static["experts"]
+    there = (torch.arange(experts.shape[0])[:, None] < static["count"]).expand_as(experts)
+    load.scatter_add_(0, experts.flatten(), there.flatten().to(load.dtype))
+
+
 def unpack(static: Static, shape: LaneShape) -> None:
     """For each token the weighted sum over its experts, added in order.
 

@@ -34,7 +34,7 @@ class Plane:
             for name, tensor in tensors.items():
                 transport.register(f"{part}.{name}", tensor)
         self.card = transport.card()
-        self.step = Step(service, self.lane, tables, make_runner)
+        self.step = Step(service, self.lane, tables, make_runner, seat.counting > 0)
         self.peers: dict[int, str] = {}
         self.preparer = Preparer(
             seat.rank, service, transport, self.step.capture, ended, seat.patience.give_up, seat.niceness

@@ -29,7 +29,6 @@ from elastic_ep.membership import (
     Heard,
     Interrupt,
     Keep,
-    LeaseDue,
     MemberAction,
     MemberEvent,
     MemberPhase,
@@ -42,6 +41,7 @@ from elastic_ep.membership import (
 from elastic_ep.placement import EMPTY, Placement
 from elastic_ep.plane import Plane
 from elastic_ep.prepare import Preparation, at_niceness
+from elastic_ep.pulse import Voice
 from elastic_ep.rendezvous import Rendezvous
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.runner import Runner
@@ -105,6 +105,7 @@ class Rank:
         self._stuck: tuple[Ballot, float] | None = None
         self._prepared: Preparation | None = None
         self._leaves = False
+        self._voice = Voice(seat)
 
     def make_plane(self) -> Plane:
         """Under a name that no other plane ever has."""
@@ -178,7 +179,8 @@ class Rank:
             case Flip(epoch, placement):
                 self._flip(epoch, placement)
             case Run():
-                self._run(action)
+                with self._voice.pulse:
+                    self._run(action)
             case Apply(step):
                 self.service.apply(step)
             case Keep(ranks):
@@ -238,7 +240,9 @@ class Rank:
         seconds, degraded = self.seat.patience.give_up, bool(self.member.placement.missing())
         ballot = attrs.astuple(self.member.ballot)
         patience = self.seat.patience.suspect
-        watch = Watch(self.plane.lane, peers, patience, lambda: self._fence > ballot, self._suspect)
+        watch = Watch(
+            self.plane.lane, peers, patience, lambda: self._fence > ballot, self._suspect, self._voice.pulse
+        )
         try:
             notes = self.plane.step.run(run.epoch, run.step, peers, seconds, watch, note, degraded)
         except FencedError:
@@ -270,8 +274,7 @@ class Rank:
 
     def _beat(self) -> list[bytes]:
         """The machine is only read here: to say that it lives changes nothing in it."""
-        _, actions = act(self.member, LeaseDue())
-        return [encode(action.message) for action in actions if isinstance(action, Tell)]
+        return self._voice.beat(self.member, self.plane.step.load)
 
     def _deliver(self, data: bytes) -> None:
         message = decode(data)

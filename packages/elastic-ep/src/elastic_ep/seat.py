@@ -15,26 +15,30 @@ class Patience:
     ``beat``.
 
     ``prepare``: how long a stage may take to prepare. ``suspect``: how long a rank waits for another before
-    it says so. ``give_up``: how long it waits at all, for a step or for word of what became of it.
+    it says so. ``stall``: how long the work between two waits of a step may take before its own rank takes it
+    to hang and falls silent. ``give_up``: how long it waits at all, for a step or for word of what became of
+    it.
     """
 
     lease: float = 1.0
     beat: float = 0.1
     prepare: float = 120.0
     suspect: float = 0.5
+    stall: float = 10.0
     give_up: float = 60.0
 
 
 @attrs.frozen
 class Seat:
-    """A rank's process: who it is, where the others are found, and the niceness at which it prepares to
-    join."""
+    """A rank's process: who it is, where the others are found, the niceness at which it prepares to join, and
+    how often, in seconds, it reports what it has counted of the experts' load (0: it counts nothing)."""
 
     rank: int
     ballot: Ballot
     meeting: Meeting
     patience: Patience
     niceness: int = 0
+    counting: float = 0.0
 
 
 def publish_director(rendezvous: Rendezvous, address: Address) -> None:

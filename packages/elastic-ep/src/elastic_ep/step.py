@@ -5,23 +5,33 @@ from collections.abc import Callable
 
 import torch
 
-from elastic_ep.errors import RunnerError
+from elastic_ep.errors import FencedError, RunnerError
 from elastic_ep.lane import NO_NOTE, Lane, Note, Programs
-from elastic_ep.packing import pack, unpack
+from elastic_ep.packing import count, pack, unpack
 from elastic_ep.routing import RoutingTables
 from elastic_ep.runner import Fingerprint, Program, Runner, Static
 from elastic_ep.service import Service
 
 
 class Step:
-    """The programs of all layers, each with its own runner, over one set of static tensors."""
+    """The programs of all layers, each with its own runner, over one set of static tensors.
+
+    If it ``counts``, ``load`` ``[layers, experts]`` is how often each expert was routed to.
+    """
 
     def __init__(
-        self, service: Service, lane: Lane, tables: RoutingTables, make_runner: Callable[[], Runner]
+        self,
+        service: Service,
+        lane: Lane,
+        tables: RoutingTables,
+        make_runner: Callable[[], Runner],
+        counts: bool = False,
     ) -> None:
         self._service = service
         self._lane = lane
         self._tables = tables
+        shape = service.shape
+        self.load = torch.zeros((shape.layers, shape.experts), dtype=torch.int64) if counts else None
         layers = range(service.shape.layers)
         self._programs = [program for layer in layers for program in self._layer(layer)]
         self._runners = [make_runner() for _ in self._programs]
@@ -35,7 +45,8 @@ class Step:
         parts = {"dense": self._service.dense, "experts": self._service.experts, "state": self._service.state}
         own = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         tables = {"slots": self._tables.slots, "replicas": self._tables.replicas}
-        return own | {f"tables.{name}": t for name, t in tables.items()} | self._lane.static
+        load = {} if self.load is None else {"load": self.load}
+        return own | {f"tables.{name}": t for name, t in tables.items()} | load | self._lane.static
 
     @property
     def in_place(self) -> bool:
@@ -80,16 +91,20 @@ class Step:
         """One step over all layers; the notes that came with it. Raises what `Lane.exchange` raises."""
         self._service.begin(step)
         for layer, programs in enumerate(self._layers):
+            if interrupted():
+                raise FencedError(f"step {step} was interrupted by a fence before layer {layer}")
             turn = step * len(self._layers) + layer
             self._lane.exchange(epoch, turn, peers, programs, seconds, interrupted, note, degraded)
         return self._lane.notes()
 
     def _layer(self, layer: int) -> tuple[Program, Program, Program]:
-        service, shape, rank = self._service, self._lane.shape, self._lane.rank
+        service, shape, rank, counts = self._service, self._lane.shape, self._lane.rank, self.load is not None
 
         def send(static: Static) -> None:
             service.before(static, layer)
             pack(static, shape, rank, static["tables.slots"][layer], static["tables.replicas"][layer])
+            if counts:
+                count(static, static["load"][layer])
 
         def experts(static: Static) -> None:
             service.run_experts(static, layer)

@@ -166,6 +166,14 @@ class Suspect(Report):
 
 
 @attrs.frozen
+class Counted(Report):
+    """How often this rank has routed tokens to each expert: int64 ``[layers, experts]``, in the host's byte
+    order, since its start."""
+
+    counts: bytes
+
+
+@attrs.frozen
 class CommitAt(Message):
     """In-band, from the leader: from step ``at`` on the prepared placement serves."""
 
@@ -190,5 +198,6 @@ MESSAGES: tuple[type[Message], ...] = (
     Lease,
     Suspect,
     CommitAt,
+    Counted,
 )
 """All messages; a message's place in this list is its code on the wire."""

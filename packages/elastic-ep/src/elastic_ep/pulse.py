@@ -1,0 +1,69 @@
+"""What the link's thread says for a rank that serves: that it lives, if it does, and what it has counted.
+
+A rank whose serving thread hangs inside a step has another thread that could go on speaking for it. Waiting
+for others is no hang: a thread that waits looks around all the while, and each look is a sign. Nor is what
+lies between steps: captures and loading take their time.
+"""
+
+import time
+
+import torch
+
+from elastic_ep.codec import encode
+from elastic_ep.member import act
+from elastic_ep.membership import LeaseDue, Member, Tell
+from elastic_ep.seat import Seat
+from elastic_ep.wire import Counted, Message
+
+
+def lives(sign: float | None, now: float, patience: float) -> bool:
+    """``sign`` is when the running step gave its last one; None: no step is running."""
+    return sign is None or now - sign <= patience
+
+
+class Pulse:
+    """Signs of a running step. Entered and left around it by the serving thread; read by another."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._sign: float | None = None
+
+    def beat(self) -> None:
+        self._sign = time.monotonic()
+
+    @property
+    def lives(self) -> bool:
+        return lives(self._sign, time.monotonic(), self._patience)
+
+    def __enter__(self) -> None:
+        self.beat()
+
+    def __exit__(self, *_: object) -> None:
+        self._sign = None
+
+
+class Voice:
+    """Asked every beat, in the link's thread. It only reads."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.pulse = Pulse(seat.patience.stall)
+        self._seat = seat
+        self._counted = time.monotonic()
+
+    def beat(self, member: Member, load: torch.Tensor | None) -> list[bytes]:
+        """Nothing from a rank whose step hangs. ``load`` is `elastic_ep.step.Step`'s."""
+        if not self.pulse.lives:
+            return []
+        _, actions = act(member, LeaseDue())
+        told: list[Message] = [action.message for action in actions if isinstance(action, Tell)]
+        now = time.monotonic()
+        if load is not None and now - self._counted >= self._seat.counting:
+            self._counted = now
+            told.append(_counted(member, load))
+        return [encode(message) for message in told]
+
+
+def _counted(member: Member, load: torch.Tensor) -> Counted:
+    """The counts since the start; whoever hears them takes the difference."""
+    ballot, counts = member.ballot, load.numpy().tobytes()
+    return Counted(ballot.epoch, ballot.attempt, member.rank, member.serving, member.step, counts)
