@@ -1,6 +1,6 @@
 # Every target sets up what it lacks; the second time that costs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-engines test-rest soak check lint types imports rules fix bench wheels pins upgrade
+.PHONY: help setup serve test test-engines test-rest test-wheels soak check lint types imports rules fix bench wheels pins upgrade
 
 BIN := .venv/bin
 # Each server that a test starts imports vLLM and torch: without cached bytecode, twice as long.
@@ -18,21 +18,23 @@ setup: ## uv, CPython 3.12 and the environment in .venv
 serve: setup ## a real language model behind an OpenAI server on 127.0.0.1:8000
 	@exec $(BIN)/python examples/serve_smollm2.py $(ARGS)
 
-test: setup ## each member alone from its wheel, then every test in the shared environment
-	@tools/stage.sh "wheels alone" $(BIN)/python tools/wheels.py test
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-engines test-rest
+test: setup ## every test in the shared environment, and those of each member alone from its wheel
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-engines test-rest test-wheels
 
-# Two halves that take about as long, one for each of two cores. One thread each: more would wait for one another.
+# For two cores: the first takes as long as the other two. One thread each: more would wait for one another.
 test-engines: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh engines $(BIN)/pytest --durations=10 $(ARGS) $(ENGINES)
 
 test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
 
+test-wheels: setup
+	@OMP_NUM_THREADS=1 tools/stage.sh "wheels alone" $(BIN)/python tools/wheels.py test
+
 soak: setup ## hours: a million tokens on every kind of engine, ten thousand streams over HTTP, 100 scalings
 	@ELASTIC_CYCLES=100 OMP_NUM_THREADS=1 tools/stage.sh "soak of scaling" $(BIN)/pytest --timeout=0 tests/elastic/test_life.py -k leak $(ARGS)
 	@OMP_NUM_THREADS=1 tools/stage.sh "soak over HTTP" $(BIN)/pytest --timeout=0 $(SOAK) $(ARGS)
-	@SOAK_EXAMPLES=500 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
+	@SOAK_EXAMPLES=600 OMP_NUM_THREADS=1 tools/stage.sh soak $(BIN)/pytest --timeout=0 tests/engine/test_any_schedule.py $(ARGS)
 
 check: setup ## lint, types, import contracts, public names and house rules
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target lint types imports rules

@@ -175,5 +175,5 @@ def test_each_is_served_or_refused_and_a_neighbour_keeps_its_tokens(server: Serv
     served = sum(outcome.status == 200 for outcome in outcomes)
     assert 40 < served < len(outcomes) - 40, "the draw is one-sided: it shows little"
     assert {outcome.status for outcome in by_vllm} == {500}, "vLLM mended one: move it to the others"
-    assert len(neighbour.beside) > 1
+    assert neighbour.beside
     assert all(ids == neighbour.alone for ids in neighbour.beside)

@@ -75,7 +75,7 @@ def test_streamed_chunks_join_to_the_whole_text(client: OpenAI) -> None:
     whole = complete(client, temperature=0, max_tokens=16).choices[0].text
     chunks = [chunk.choices[0].text for chunk in complete(client, temperature=0, max_tokens=16, stream=True)]
     assert "".join(chunks) == whole
-    assert len(chunks) > 8
+    assert len(chunks) > 1
 
     said = client.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=0, max_tokens=16)
     parts = client.chat.completions.create(
