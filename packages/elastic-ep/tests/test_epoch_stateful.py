@@ -1,11 +1,15 @@
-"""Any order of any faults: operations, cancels, crashes, freezes, false alarms, losses, repeats, restarts."""
+"""Any order of any faults: operations, cancels, crashes, freezes, false alarms, losses, repeats, restarts.
+Balancing passes run among them, and make way."""
 
 from elastic_ep import (
     Cancel,
     CommitNow,
+    Finished,
     OnLoss,
     Phase,
+    Plan,
     PlanError,
+    Refused,
     Scale,
     Tick,
     Unresponsive,
@@ -28,6 +32,7 @@ class AnyFaults(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.late: list[tuple[int, bytes]] = []
+        self.asked = 0
 
     def process(self, index: int) -> Process:
         processes = list(self.world.processes.values())
@@ -38,16 +43,34 @@ class AnyFaults(RuleBasedStateMachine):
         self.world = World(on_loss)
         self.world.grow_from_nothing(sorted(first))
 
-    @precondition(lambda self: self.world.coordinator.phase == Phase.STABLE)
-    @rule(new=ranks, even_out=st.booleans())
-    def scale(self, new: set[int], even_out: bool) -> None:
+    def plan(self, new: set[int], even_out: bool) -> Plan | None:
         placement = self.world.coordinator.placement
         load = [[float(1 + (7 * e + len(new)) % 5) for e in range(SHAPE.experts)]] * SHAPE.layers
         try:
-            plan = rebalance(placement, load) if even_out else resize(placement, new)
+            return rebalance(placement, load) if even_out else resize(placement, new)
         except PlanError:
-            return
-        self.world.event(Scale(plan))
+            return None
+
+    @precondition(lambda self: self.world.coordinator.phase == Phase.STABLE or self.yields())
+    @rule(new=ranks, even_out=st.booleans(), again=st.booleans())
+    def scale(self, new: set[int], even_out: bool, again: bool) -> None:
+        plan = self.plan(new, even_out)
+        if plan is not None:
+            asked = Scale(plan, str(self.asked))
+            self.asked += 1
+            for _ in range(1 + again):
+                self.world.event(asked)
+
+    @precondition(lambda self: self.world.coordinator.phase == Phase.STABLE)
+    @rule(new=ranks)
+    def balance(self, new: set[int]) -> None:
+        plan = self.plan(new, True)
+        if plan is not None:
+            self.world.event(Scale(plan, yields=True))
+
+    def yields(self) -> bool:
+        operation = self.world.coordinator.operation
+        return operation is not None and operation.yields
 
     @rule()
     def commit(self) -> None:
@@ -127,7 +150,12 @@ class AnyFaults(RuleBasedStateMachine):
         self.world.restart_coordinator()
 
     def teardown(self) -> None:
+        """At rest, everybody who asked was told what came of it: one thing, however often."""
         self.world.settle()
+        ends: set[Finished | Refused] = {*self.world.outcomes, *self.world.refusals}
+        told = [end.ticket for end in ends if end.ticket]
+        assert self.world.coordinator.next is None
+        assert sorted(told) == sorted(map(str, range(self.asked)))
 
 
 AnyFaults.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

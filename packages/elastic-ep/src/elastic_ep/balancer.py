@@ -19,7 +19,7 @@ class Balancer:
     It looks ``every`` so many seconds at what was counted since the last look. A look is hot at a stretch of
     ``hot`` and above, cool below ``cool``; a pass is worth thinking of after ``looks`` hot ones without a
     cool one between. It is begun if each replica that it copies takes, on average, at least ``worth`` of a
-    rank's mean load off the hottest rank of a layer. Every expert is left with ``min_replicas``. PlanError
+    rank's mean load in a layer off the hottest ranks. Every expert is left with ``min_replicas``. PlanError
     unless 1 <= ``cool`` <= ``hot``, and the others are positive.
     """
 
@@ -68,14 +68,11 @@ def _paying(balancer: Balancer, placement: Placement, load: Load) -> Plan | None
         plan = rebalance(placement, load, balancer.min_replicas)
     except PlanError:
         return None  # too few ranks for so many replicas, or no slot to move experts through
+    before, after = stretch(placement, load), stretch(plan.after, load)
+    assert before is not None
+    assert after is not None
     copies = sum(len(stage.copies) for stage in plan.stages)
-    relief = sum(
-        (before - after) / mean
-        for (before, mean), (after, _) in zip(
-            _layers(placement, load), _layers(plan.after, load), strict=True
-        )
-        if mean
-    )
+    relief = (before - after) * placement.shape.layers
     return plan if relief > 0 and relief >= balancer.worth * copies else None
 
 

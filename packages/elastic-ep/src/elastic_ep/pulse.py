@@ -6,6 +6,7 @@ lies between steps: captures and loading take their time.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -24,16 +25,17 @@ def lives(sign: float | None, now: float, patience: float) -> bool:
 class Pulse:
     """Signs of a running step. Entered and left around it by the serving thread; read by another."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience = patience
+        self._clock = clock
         self._sign: float | None = None
 
     def beat(self) -> None:
-        self._sign = time.monotonic()
+        self._sign = self._clock()
 
     @property
     def lives(self) -> bool:
-        return lives(self._sign, time.monotonic(), self._patience)
+        return lives(self._sign, self._clock(), self._patience)
 
     def __enter__(self) -> None:
         self.beat()

@@ -26,6 +26,11 @@ class Tally:
         self._thread = ThreadPoolExecutor(1, "balance")
         self._looking: Future[tuple[Look, Plan | None]] | None = None
 
+    @property
+    def looking(self) -> bool:
+        """Whether a look is under way, or what came of it was not asked for yet."""
+        return self._looking is not None
+
     def hear(self, message: Counted) -> None:
         """A rank's counts only rise; lower ones are of its next life."""
         counts = torch.frombuffer(bytearray(message.counts), dtype=torch.int64).view_as(self._load)
