@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -19,14 +20,17 @@ TOLERANCE = 1e-4
 
 @attrs.frozen
 class ToyConfig:
-    """``pace`` is the least time of a step, in seconds; ``log`` the folder that ranks write what they saw
-    to."""
+    """``pace`` is the least time of a step, in seconds; ``favour`` how many times louder than others the gate
+    asks for the last expert; ``hangs`` a rank and the step in which it does; ``log`` the folder that ranks
+    write what they saw to."""
 
     shape: Shape
     tokens: int = 8
     hidden: int = 16
     top: int = 2
     pace: float = 0.0
+    favour: float = 1.0
+    hangs: tuple[int, int] = (-1, -1)
     log: str = ""
 
     @property
@@ -64,6 +68,7 @@ class ToyService:
             "mix": _seeded(2, (layers, hidden, hidden)) / hidden**0.5,
             "up": _seeded(3, (layers, experts, hidden, hidden)) / hidden**0.5,
         }
+        self._weights["gate"][:, :, -1] *= config.favour
         self._began = 0.0
         self._log = Path(config.log, f"{rank}.{os.getpid()}") if config.log else None
 
@@ -75,6 +80,8 @@ class ToyService:
         self.experts["up"][layer, slot].copy_(self._weights["up"][layer, expert])
 
     def begin(self, step: int) -> None:
+        if (self.rank, step) == self.config.hangs:
+            threading.Event().wait()
         self._began = time.monotonic()
         self.state["inputs"].copy_(self._inputs(step))
         self.state["hidden"].copy_(self.state["inputs"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from elastic_ep.balancer import Balancer
 from elastic_ep.control import OnLoss
 from elastic_ep.errors import GroupError
 from elastic_ep.group import Group
@@ -52,6 +53,7 @@ class ToyGroup:
         niceness: int = 0,
         run: Callable[..., None] = run_rank,
         on_loss: OnLoss = OnLoss.RELOAD,
+        balancer: Balancer | None = None,
     ) -> "ToyGroup":
         config = attrs.evolve(config, log=str(folder))
         main = functools.partial(
@@ -61,7 +63,8 @@ class ToyGroup:
             make_runner=make_runner,
         )
         fingerprint = config.fingerprint
-        group = Group(launcher, config.shape, fingerprint, main, patience, auto_commit, niceness, on_loss)
+        shape = config.shape
+        group = Group(launcher, shape, fingerprint, main, patience, auto_commit, niceness, on_loss, balancer)
         return cls(group, folder)
 
     def records(self) -> dict[tuple[int, int], list[Record]]:
