@@ -13,8 +13,14 @@ import pytest
 import torch
 from PIL import Image
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers import (
+    Qwen2Tokenizer,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+)
 from tt_scheduler import Phase
 from vllm import LLM, SamplingParams
 from vllm_tt_plugin.plan import StepPlan
@@ -114,10 +120,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Qwen2VLForConditionalGeneration(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(written | {"architectures": [ARCHITECTURE]}))
-    sizes = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": 24 * (2 * PATCH) ** 2}
-    Qwen2VLImageProcessorPil(patch_size=PATCH, size=sizes).save_pretrained(folder)
-    Qwen2Tokenizer(vocab=VOCAB, merges=[], additional_special_tokens=SPECIAL[1:]).save_pretrained(folder)
+    processor_of(largest=24).save_pretrained(folder)
     return folder
+
+
+def processor_of(largest: int) -> Any:
+    """Of images of up to ``largest`` tokens."""
+    sizes = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": largest * (2 * PATCH) ** 2}
+    tokenizer = Qwen2Tokenizer(vocab=VOCAB, merges=[], additional_special_tokens=SPECIAL[1:])
+    images, videos = (
+        kind(patch_size=PATCH, size=sizes) for kind in (Qwen2VLImageProcessor, Qwen2VLVideoProcessor)
+    )
+    return Qwen2VLProcessor(images, tokenizer, videos)
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +155,7 @@ def large_images(checkpoint: Path, tmp_path: Path) -> Path:
     """The same model, with images of up to 200 tokens."""
     folder = tmp_path / "large"
     shutil.copytree(checkpoint, folder)
-    sizes = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": 200 * (2 * PATCH) ** 2}
-    Qwen2VLImageProcessorPil(patch_size=PATCH, size=sizes).save_pretrained(folder)
+    processor_of(largest=200).save_pretrained(folder)
     return folder
 
 
@@ -154,7 +167,7 @@ def model(checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def processor(checkpoint: Path) -> Any:
-    return Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
+    return Qwen2VLImageProcessor.from_pretrained(checkpoint)
 
 
 def compare(model: Any, processor: Any, prompt: Prompt, tokens: list[int]) -> None:
@@ -164,6 +177,7 @@ def compare(model: Any, processor: Any, prompt: Prompt, tokens: list[int]) -> No
         inputs = dict(processor(images=prompt.images, return_tensors="pt"))
         counts = iter((inputs["image_grid_thw"].prod(-1) // 4).tolist())
         ids = [token for known in ids for token in ([PAD] * next(counts) if known == PAD else [known])]
+        inputs["pixel_values"] = inputs["pixel_values"].bfloat16()  # vLLM hands them over so
         inputs["mm_token_type_ids"] = torch.tensor([[token == PAD for token in ids + tokens[:-1]]]).int()
     Reference.of(model, ids, tokens, **inputs).compare(tokens)
 

@@ -1,73 +1,26 @@
-"""A Qwen 2 VL: images in prompts, and RoPE positions that depend on them.
+"""A Qwen 2 VL: images, processed by vLLM's own code for this family, and RoPE positions that hang on them."""
 
-vLLM's own module for this family needs torchvision; so the bundle brings a processor for vLLM of its own, as
-any bundle may for an architecture that vLLM does not know.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from paged import LayerCache, PagedModel, Reload, Step
-from PIL import Image
 from torch import Tensor
-from transformers import BatchFeature, Qwen2VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers import Qwen2VLForConditionalGeneration
 from tt_sampling import TTSamplingParams
-from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.processing import (
-    BaseDummyInputsBuilder,
-    BaseMultiModalProcessor,
-    BaseProcessingInfo,
-    PromptReplacement,
+from vllm.model_executor.models.qwen2_vl import (
+    Qwen2VLDummyInputsBuilder,
+    Qwen2VLMultiModalProcessor,
+    Qwen2VLProcessingInfo,
 )
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
-LARGEST = 24
-"""Tokens of the largest image."""
 Images = Sequence[Sequence[Tensor] | None]
 
 
-class ProcessingInfo(BaseProcessingInfo):
-    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        return {"image": None, "video": None}
-
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        return {"image": LARGEST}
-
-
-class DummyInputs(BaseDummyInputsBuilder[ProcessingInfo]):
-    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        return "<|image_pad|>" * mm_counts.get("image", 0)
-
-    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> Any:
-        return {"image": [Image.new("RGB", (8, 8))] * mm_counts.get("image", 0)}
-
-
-class Processor(BaseMultiModalProcessor[ProcessingInfo]):
-    def _call_hf_processor(self, hf_data: Mapping[str, Any], hf_kwargs: Mapping[str, object]) -> Any:
-        processor = Qwen2VLImageProcessorPil.from_pretrained(self.info.model_id)
-        return processor(images=hf_data["images"], return_tensors="pt")
-
-    def _get_mm_fields_config(self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Any) -> Any:
-        grids = hf_inputs.get("image_grid_thw", torch.empty((0, 3), dtype=torch.long))
-        return {
-            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
-            "image_grid_thw": MultiModalFieldConfig.batched("image"),
-        }
-
-    def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Any:
-        config = self.info.get_hf_config()
-        merged = config.vision_config.spatial_merge_size**2
-
-        def placeholders(index: int) -> list[int]:
-            grid = out_mm_kwargs["image"][index]["image_grid_thw"].data
-            return [config.image_token_id] * (int(grid.prod()) // merged)
-
-        return [PromptReplacement("image", target=[config.image_token_id], replacement=placeholders)]
-
-
-@MULTIMODAL_REGISTRY.register_processor(Processor, info=ProcessingInfo, dummy_inputs=DummyInputs)
+@MULTIMODAL_REGISTRY.register_processor(
+    Qwen2VLMultiModalProcessor, info=Qwen2VLProcessingInfo, dummy_inputs=Qwen2VLDummyInputsBuilder
+)
 class PagedQwen2VL(PagedModel):
     network_class = Qwen2VLForConditionalGeneration
     attention: ClassVar[Any] = {"text_config": "paged", "vision_config": "sdpa"}
