@@ -17,14 +17,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from elastic_ep.errors import RunnerError
 
 Static = Mapping[str, torch.Tensor]
-_Layout = tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]
 Program = Callable[[Static], None]
 """Reads and writes the static tensors in place, and gives nothing back."""
 
 
 @attrs.frozen
 class Address:
-    """Where a static tensor lies and how it is laid out."""
+    """Where a static tensor lies and how it is laid out; no stride where that is not laid out by strides."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -72,7 +71,7 @@ class EagerRunner:
         self._program: Program | None = None
         self._static: Static = {}
         self._captured: Fingerprint | None = None
-        self._layouts: dict[str, _Layout] = {}
+        self._layouts: dict[str, object] = {}
 
     def capture(self, program: Program, static: Static) -> None:
         self._captures += 1
@@ -88,7 +87,7 @@ class EagerRunner:
 
     def fingerprint(self) -> Fingerprint:
         return Fingerprint(
-            self._captures, tuple((name, _address(t)) for name, t in sorted(self._static.items()))
+            self._captures, tuple((name, self._address(t)) for name, t in sorted(self._static.items()))
         )
 
     def check(self) -> None:
@@ -104,14 +103,18 @@ class EagerRunner:
         ]
         if moved:
             raise RunnerError(
-                f"static tensors moved since capture: {'; '.join(moved)}; write with copy_ instead"
+                f"static tensors moved since capture: {'; '.join(moved)}; write contents in place instead"
             )
 
-    def _lie(self) -> dict[str, _Layout]:
+    def _lie(self) -> dict[str, object]:
         """Where the tensors lie now; quick, since it is asked at every commit."""
         return {
             name: (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for name, t in self._static.items()
         }
+
+    def _address(self, tensor: torch.Tensor) -> Address:
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return Address(tensor.data_ptr(), shape, stride, str(tensor.dtype), str(tensor.device))
 
     def _record(self, program: Program) -> Program:
         return program
@@ -159,9 +162,3 @@ class _Recorder(TorchFunctionMode):
                 for old, new in zip(tree_leaves(found), tree_leaves(result), strict=True):
                     if isinstance(old, torch.Tensor):
                         made[id(old)] = new
-
-
-def _address(tensor: torch.Tensor) -> Address:
-    return Address(
-        tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), str(tensor.device)
-    )
