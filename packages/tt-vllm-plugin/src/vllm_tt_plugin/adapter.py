@@ -86,6 +86,8 @@ class Adapter:
 
     def decode_rows(self, height: int) -> int:
         """How many rows a decode must have when the highest occupied row is ``height - 1``."""
+        if not self.decode_sizes:
+            return self.max_rows
         return next((size for size in self.decode_sizes if size >= height), self.max_rows)
 
     def prefill(self, inputs: PrefillInputs, sampling: DeviceSampling | None) -> StepResult:
@@ -123,9 +125,7 @@ class Adapter:
             start_pos=inputs.start_pos,
             enable_trace=self.config.traces_decode,
             read_from_device=False,
-            **_per_layer(inputs),
-            **({"rope_deltas_all_users": inputs.rope_deltas} if self.inputs.rope_deltas else {}),
-            **self._decode_arguments(sampling, commands),
+            **self._decode_arguments(inputs, sampling, commands),
         )
         if _on_host(out):
             return DecodeHandle(out, None, sampling)
@@ -143,9 +143,11 @@ class Adapter:
         return _result(out, handle.sampling)
 
     def _decode_arguments(
-        self, sampling: DeviceSampling | None, commands: ReloadCommands
-    ) -> Mapping[str, Any]:
-        arguments: dict[str, Any] = {}
+        self, inputs: DecodeInputs, sampling: DeviceSampling | None, commands: ReloadCommands
+    ) -> dict[str, Any]:
+        arguments = _per_layer(inputs)
+        if self.inputs.rope_deltas:
+            arguments["rope_deltas_all_users"] = inputs.rope_deltas
         if sampling is not None:
             arguments["sampling_params"] = sampling.params
             if sampling.prompt_tokens is not None:
@@ -192,4 +194,4 @@ def _result(out: Any, sampling: DeviceSampling | None) -> StepResult:
             )
         return StepResult(logits=logits[:, -1])
     tokens, logprobs = out if isinstance(out, tuple) else (out, None)
-    return StepResult(tokens=tokens.reshape(-1), logprobs=logprobs)
+    return StepResult(tokens=tokens if tokens.dim() == 1 else tokens.reshape(-1), logprobs=logprobs)

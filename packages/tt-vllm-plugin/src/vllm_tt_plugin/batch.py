@@ -28,8 +28,10 @@ class Decoding:
     names: list[str]
     index: dict[str, int]
     states: list[RequestState]
+    outputs: list[list[int]]
+    """The generated tokens of each."""
     rows: list[int]
-    at: npt.NDArray[np.intp]
+    at: slice | npt.NDArray[np.intp]
     """The same rows, to index arrays with."""
 
     @classmethod
@@ -37,18 +39,23 @@ class Decoding:
         names = [state.request_id for state in states]
         rows = [row_of(state) for state in states]
         index = {name: index for index, name in enumerate(names)}
-        return cls(names, index, states, rows, np.array(rows, np.intp))
+        outputs = [state.output for state in states]
+        return cls(names, index, states, outputs, rows, _index_of(rows))
 
 
 class DecodeBatch:
-    """Inputs of the next decode, row by row. Free rows and requests that are still in prefill hold -1."""
+    """Inputs of the next decode, row by row. Free rows and requests that are still in prefill hold -1.
+
+    What an adapter was given never changes under it: a new step gets new tensors.
+    """
 
     def __init__(self, rows: int, page_tables: PageTables) -> None:
         self._form = page_tables
         self._tokens = np.zeros((rows, 1), np.int32)
         self._positions = np.full(rows, -1, np.int32)
+        self._advance = np.zeros(rows, np.int32)
         self._blocks = page_tables.empty(rows)
-        self._page_tables = list(torch.from_numpy(self._blocks.copy()))
+        self._show_blocks()
         self._followed_changes = -1
         self.decoding = Decoding.of([])
 
@@ -61,8 +68,12 @@ class DecodeBatch:
         for state in changed:
             if state.row is not None:
                 _write_row(self._blocks, state.row, state)
-        # New tensors, so that what an adapter was given before never changes under it.
+        self._show_blocks()
+
+    def _show_blocks(self) -> None:
         self._page_tables = list(torch.from_numpy(self._blocks.copy()))
+        self._per_layer = self._form.per_layer(self._page_tables)
+        self._page_table, self._height = self._page_tables[0], len(self._blocks[0])
 
     def follow(self, names: Iterable[str], requests: RequestTable) -> bool:
         """Make ``names`` the requests that decode. Returns whether anything changed but their last tokens."""
@@ -71,25 +82,26 @@ class DecodeBatch:
             return False
         self._followed_changes = requests.changes
         self.decoding = Decoding.of([requests[name] for name in names])
-        self._positions.fill(-1)
-        self._tokens.fill(0)
-        for state, row in zip(self.decoding.states, self.decoding.rows, strict=True):
-            self._positions[row] = state.computed
-            self._tokens[row, 0] = (state.output or state.prompt)[-1]
+        at, states = self.decoding.at, self.decoding.states
+        self._positions = np.full_like(self._positions, -1)
+        self._positions[at] = [state.known - 1 for state in states]
+        self._advance = np.zeros_like(self._positions)
+        self._advance[at] = 1
+        self._tokens = np.zeros_like(self._tokens)
+        self._tokens[at, 0] = [(state.output or state.prompt)[-1] for state in states]
         return True
 
     def submitted(self) -> None:
         """Note that the device was given these inputs: the next ones stand a position further."""
-        self._positions[self.decoding.at] += 1
-        for state in self.decoding.states:
-            state.computed += 1
+        self._positions = self._positions + self._advance
 
     def sampled(self, decoding: Decoding, tokens: Tokens) -> list[int]:
         """Note the tokens of a decode, one for each of its requests. Returns them as a list."""
+        self._tokens = self._tokens.copy()
         self._tokens[decoding.at, 0] = tokens
         as_list: list[int] = tokens.tolist()
-        for state, token in zip(decoding.states, as_list, strict=True):
-            state.output.append(token)
+        for output, token in zip(decoding.outputs, as_list, strict=True):
+            output.append(token)
         return as_list
 
     def rope_deltas(self) -> list[int]:
@@ -101,11 +113,13 @@ class DecodeBatch:
 
     def inputs(self, rows: int, changed: bool = True) -> DecodeInputs:
         """Inputs of a decode over the first ``rows`` rows. ``changed``: what ``follow`` said."""
+        if rows != self._height:
+            self._page_table, self._height = self._page_tables[0][:rows], rows
         return DecodeInputs(
-            tokens=torch.from_numpy(self._tokens[:rows].copy()),
-            start_pos=torch.from_numpy(self._positions[:rows].copy()),
-            page_table=self._page_tables[0][:rows],
-            page_tables_per_layer=self._form.per_layer(self._page_tables),
+            tokens=torch.from_numpy(self._tokens[:rows]),
+            start_pos=torch.from_numpy(self._positions[:rows]),
+            page_table=self._page_table,
+            page_tables_per_layer=self._per_layer,
             rope_deltas=self.rope_deltas() if changed else None,
         )
 
@@ -133,6 +147,13 @@ def prefill_inputs(
         page_tables_per_layer=page_tables.per_layer(tables),
         images=PrefillImages.of((state.images, end) for (state, _), end in zip(chunks, ends, strict=True)),
     )
+
+
+def _index_of(rows: list[int]) -> slice | npt.NDArray[np.intp]:
+    """Rows that follow each other are a slice, with which NumPy is several times faster."""
+    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return np.array(rows, np.intp)
 
 
 def _write_row(tables: npt.NDArray[np.int32], row: int, state: RequestState) -> None:

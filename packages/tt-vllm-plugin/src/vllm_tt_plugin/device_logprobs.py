@@ -19,7 +19,7 @@ def device_logprobs(
     ``(values [B, 32], ids [B, 32])``. The first of vLLM's columns is the sampled token, the others are the
     highest. Rows that did not ask hold anything. Raises ``StepError`` if the adapter returned too little.
     """
-    wanted = max(sampling.params.num_logprobs, default=-1)
+    wanted = sampling.most_logprobs
     if wanted < 0 or not rows:
         return None
     assert result.tokens is not None, "the device sampled"

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 
 import attrs
-import torch
 from tt_registry import Capabilities
 from tt_sampling import (
     DeviceCapabilities,
@@ -14,7 +13,6 @@ from tt_sampling import (
     Route,
     RowParams,
     SampleMode,
-    TTSamplingParams,
     pack,
     route_rows,
     row_reasons,
@@ -45,10 +43,9 @@ class DeviceSampler:
     """The last route of each phase."""
     _held: list[RequestState] = attrs.field(factory=list, init=False)
     """Those that decode and may not end yet (`min_tokens`)."""
-    _packed: TTSamplingParams | None = attrs.field(default=None, init=False)
+    _packed: DeviceSampling | None = attrs.field(default=None, init=False)
+    """What the last decode was given, but for the tokens generated since."""
     _packed_for: tuple[int, int] = attrs.field(default=(-1, -1), init=False)
-    _prompts: torch.Tensor | None = attrs.field(default=None, init=False)
-    """Kept as long as the record; None where no row has a penalty."""
 
     @classmethod
     def of(
@@ -83,12 +80,12 @@ class DeviceSampler:
     def samples_decode(self, states: Sequence[RequestState], changed: bool) -> bool:
         """Whether the device samples a decode of ``states``. ``changed``: they, or their rows, are not those
         of the last decode."""
-        if changed or not all(map(_is_held, self._held)):
+        route = self._routes.get(Phase.DECODE)
+        if route is None or changed or not all(map(_is_held, self._held)):
             self._held = [state for state in states if _is_held(state)]
-            route = self.route(states, Phase.DECODE)
-        else:
-            route = self._routes[Phase.DECODE]
-        return self._take(route, Phase.DECODE, len(states))
+            return self._take(self.route(states, Phase.DECODE), Phase.DECODE, len(states))
+        self.metrics.step(Phase.DECODE, route)
+        return route.on_device
 
     def route(self, states: Sequence[RequestState], phase: Phase) -> Route:
         """Where a step that samples ``states`` is sampled, and why not on the device."""
@@ -121,15 +118,15 @@ class DeviceSampler:
     def for_decode(self, requests: RequestTable, rows: int) -> DeviceSampling:
         """Parameters of ``rows`` rows, kept while the same requests hold them."""
         if self._packed is None or self._packed_for != (requests.changes, rows):
-            self._packed = pack(_params(requests.by_row), rows)
-            self._packed_for = (requests.changes, rows)
+            params = pack(_params(requests.by_row), rows)
             penalised = any(s is not None and s.needs.params.penalised for s in requests.by_row)
             prompts = [[] if state is None else state.prompt for state in requests.by_row]
-            self._prompts = history(prompts, rows) if penalised else None
-        if self._prompts is None:
-            return DeviceSampling(self._packed)
+            self._packed = DeviceSampling(params, history(prompts, rows) if penalised else None)
+            self._packed_for = (requests.changes, rows)
+        if self._packed.prompt_tokens is None:
+            return self._packed
         outputs = [[] if state is None else state.output for state in requests.by_row]
-        return DeviceSampling(self._packed, self._prompts, history(outputs, rows))
+        return attrs.evolve(self._packed, output_tokens=history(outputs, rows))
 
 
 def _params(states: Sequence[RequestState | None]) -> list[RowParams | None]:

@@ -136,9 +136,9 @@ class TTLaneCoordinator(SchedulerInterface):
 
     def make_stats(self) -> SchedulerStats | None:
         """Counts summed over lanes, the cache's fill averaged."""
-        stats = [lane_stats for lane in self.lanes if (lane_stats := lane.lane_stats()) is not None]
-        if not stats:
+        if not self.lanes[0].log_stats:
             return None
+        stats = [lane_stats for lane in self.lanes if (lane_stats := lane.lane_stats()) is not None]
         prefix = PrefixCacheStats()
         for lane_stats in stats:
             _add_prefix_stats(prefix, lane_stats.prefix_cache_stats)

@@ -8,8 +8,6 @@ preemption victims.
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tt_scheduler import Phase, Work, cut, padded
@@ -50,17 +48,14 @@ class PhasedScheduler(AsyncScheduler):
         """What this lane could run now."""
         if self.pause_state == PauseState.PAUSED_ALL:
             return Work(decodes=0, chunks=0, admissible=0)
-        chunks = sum(request.is_prefill_chunk for request in self.running)
+        chunks = sum([request.is_prefill_chunk for request in self.running])
         complete = sum(map(self.awaits_its_last_token, self.running)) if self._plans_ahead else 0
-        return Work(
-            decodes=len(self.running) - chunks - complete,
-            chunks=chunks,
-            admissible=self._admissible(chunks),
-            # Arrival is told in wall-clock time, by the front end.
-            waited_s=max(0.0, time.time() - self.waiting.peek_request().arrival_time)
-            if self.waiting
-            else 0.0,
-        )
+        decodes = len(self.running) - chunks - complete
+        if not self.waiting and not self.kv_holding_waiting:
+            return Work(decodes, chunks, admissible=0)
+        # Arrival is told in wall-clock time, by the front end.
+        waited_s = time.time() - self.waiting.peek_request().arrival_time if self.waiting else 0.0
+        return Work(decodes, chunks, self._admissible(chunks), waited_s=max(0.0, waited_s))
 
     def schedule_phase(
         self, phase: Phase, most_tokens: int | None = None, throttle_prefills: bool = False
@@ -81,8 +76,17 @@ class PhasedScheduler(AsyncScheduler):
         if passed_over or len(self.prev_step_scheduled_req_ids) != len(self.running):
             # The runner knows the tokens of all that run; vLLM need not copy them after each change of phase.
             self.prev_step_scheduled_req_ids = {request.request_id for request in self.running}
-        with self._gates(prefill, most_tokens):
+        limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
+        if prefill:
+            self._limit_prefill(most_tokens)
+        else:
+            self.max_num_active_reqs = 0
+        try:
             output = super().schedule(throttle_prefills)
+        finally:
+            self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
+            self.kv_cache_manager.watermark_blocks = self._watermark
+            self._room = None
         for data in output.scheduled_new_reqs:
             # vLLM leaves out the pixels of images that it finds in the prefix cache. Adapters are given all
             # images, and the cache may be gone when the request is resumed.
@@ -92,21 +96,11 @@ class PhasedScheduler(AsyncScheduler):
             self._stalled = self._stall_key()
         return output
 
-    @contextmanager
-    def _gates(self, prefill: bool, most_tokens: int | None) -> Iterator[None]:
-        """Limits that hold for one call of vLLM's scheduling."""
-        limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
-        if not prefill:
-            self.max_num_active_reqs = 0
-        elif self.scheduler_config.enable_chunked_prefill:
+    def _limit_prefill(self, most_tokens: int | None) -> None:
+        """For one call of vLLM's scheduling."""
+        if self.scheduler_config.enable_chunked_prefill:
             self._keep_blocks_free()
             self._make_room(most_tokens)
-        try:
-            yield
-        finally:
-            self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
-            self.kv_cache_manager.watermark_blocks = self._watermark
-            self._room = None
 
     def _keep_blocks_free(self) -> None:
         """Whoever starts now must leave free what prompts that are partly computed come to need."""
@@ -178,8 +172,6 @@ class PhasedScheduler(AsyncScheduler):
         What is known is that a head did not fit at a number of free blocks: without that, every step would
         try it again.
         """
-        if not self.waiting and not self.kv_holding_waiting:
-            return 0
         if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
             return 0
         stalled = self._stalled is not None and self._stalled == self._stall_key()

@@ -33,7 +33,7 @@ class RequestState:
     blocks: tuple[list[int], ...] = ()
     """Its blocks in each KV cache group, by position; none while it holds no row."""
     computed: int = 0
-    """Tokens whose keys and values are in the cache once the steps so far have run."""
+    """Tokens of its prompt, or of its replay, that are in the cache once the prefills so far have run."""
     images: tuple[Image, ...] = ()
     """In the order of the prompt. They are kept: a request that is resumed computes them again."""
     rope_delta: int = 0

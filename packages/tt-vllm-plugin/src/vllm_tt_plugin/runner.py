@@ -100,7 +100,7 @@ class TTRunner:
             return self._finish_prefill(step.prefill, tokens, sampled.logprobs_tensors)
         sampled = self._host.sample_decode(step.logits, self._requests, grammar)
         decoding = self._decodes.decoding
-        tokens = sampled.sampled_token_ids[:, 0].numpy()[decoding.rows]
+        tokens = sampled.sampled_token_ids[:, 0].numpy()[decoding.at]
         return self._finish_decode(decoding, tokens, _rows_of(sampled.logprobs_tensors, decoding.rows))
 
     def drain(self) -> None:
@@ -168,15 +168,16 @@ class TTRunner:
             logits = self._adapter.read_decode(handle).logits
             assert logits is not None, "a decode that the host samples gives logits"
             return _Unsampled(logits[: len(requests.by_row)], None)
-        step = self._pending.add(handle, decodes.decoding)
-        return step if self._overlap else step.get_output()
+        if not self._overlap:
+            return self._read_decode(handle, decodes.decoding)
+        return self._pending.add(handle, decodes.decoding)
 
     def _read_decode(self, handle: DecodeHandle, decoding: Decoding) -> ModelRunnerOutput:
         result = self._adapter.read_decode(handle)
         assert result.tokens is not None, "a decode that the device samples gives tokens"
         assert handle.sampling is not None, "only decodes that the device samples are left under way"
         logprobs = device_logprobs(handle.sampling, result, decoding.rows)
-        return self._finish_decode(decoding, result.tokens.numpy()[decoding.rows], logprobs)
+        return self._finish_decode(decoding, result.tokens.numpy()[decoding.at], logprobs)
 
     def _idle(self) -> ModelRunnerOutput:
         self._device.metrics.write()

@@ -44,9 +44,10 @@ class SteadyDecode:
             or not 0 < len(running) <= lane.max_num_scheduled_tokens
         ):
             return None
-        at_boundary = self._at_block_boundary(running)
-        if at_boundary is None:
+        found = self._look_at(running)
+        if found is None:
             return None
+        computed, generated, at_boundary = found
         if running != self._running:
             self._running = list(running)
             self._names = [request.request_id for request in running]
@@ -71,8 +72,8 @@ class SteadyDecode:
                 new_token_ids=[],
                 all_token_ids={},
                 new_block_ids=new_blocks,
-                num_computed_tokens=[request.num_computed_tokens for request in running],
-                num_output_tokens=[r.num_output_tokens + r.num_output_placeholders for r in running],
+                num_computed_tokens=computed,
+                num_output_tokens=generated,
             ),
             num_scheduled_tokens=self._counts.copy(),
             total_num_scheduled_tokens=len(running),
@@ -86,15 +87,17 @@ class SteadyDecode:
         self.steps += 1
         return output
 
-    def _at_block_boundary(self, running: "list[Request]") -> list[int] | None:
-        """Indices of requests that need a block, or whose block this token completes: vLLM sees to those.
+    def _look_at(self, running: "list[Request]") -> tuple[list[int], list[int], list[int]] | None:
+        """Of each request the tokens computed and those generated, and the indices of requests that need a
+        block, or whose block this token completes: vLLM sees to those.
 
         None if any request is not steady, or if blocks would run out.
         """
         lane = self._scheduler
         size, longest = lane.block_size, lane.max_model_len - 2
         caching = lane.kv_cache_manager.enable_caching
-        found, needed = [], 0
+        positions, generated, at_boundary = [], [], []
+        needed = 0
         for index, request in enumerate(running):
             computed = request.num_computed_tokens
             expected = computed + 1
@@ -102,16 +105,20 @@ class SteadyDecode:
                 computed > longest
                 or request.is_prefill_chunk
                 or request.num_tokens + request.num_output_placeholders != expected
-                or request.has_encoder_inputs
+                or request.mm_features
                 or (request.num_output_placeholders and lane.awaits_its_last_token(request))
             ):
                 return None
+            positions.append(computed)
+            generated.append(expected - request.num_prompt_tokens)
             if computed % size == 0:
-                found.append(index)
+                at_boundary.append(index)
                 needed += 1
             elif caching and expected % size == 0:
-                found.append(index)
-        return found if needed <= lane.kv_cache_manager.block_pool.get_num_free_blocks() else None
+                at_boundary.append(index)
+        if needed and needed > lane.kv_cache_manager.block_pool.get_num_free_blocks():
+            return None
+        return positions, generated, at_boundary
 
 
 def _is_plain(lane: "PhasedScheduler") -> bool:

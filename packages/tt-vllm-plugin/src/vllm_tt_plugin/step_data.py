@@ -57,6 +57,12 @@ class DeviceSampling:
     params: TTSamplingParams
     prompt_tokens: torch.Tensor | None = None
     output_tokens: torch.Tensor | None = None
+    most_logprobs: int = attrs.field(init=False)
+    """The most that a row wants, as vLLM counts them; below 0 if none wants any."""
+
+    @most_logprobs.default
+    def _most_logprobs(self) -> int:
+        return max(self.params.num_logprobs, default=-1)
 
 
 @attrs.frozen

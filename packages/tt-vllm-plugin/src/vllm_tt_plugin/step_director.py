@@ -122,17 +122,17 @@ class StepDirector:
         return [outputs[index] for index in range(len(lanes))]
 
     def _work(self, lanes: Sequence[PhasedScheduler], now: float) -> Work:
-        works = [lane.work() for lane in lanes]
-        decodes = sum([work.decodes for work in works])
+        decodes = chunks = admissible = 0
+        waited_s = 0.0
+        for lane in lanes:
+            work = lane.work()
+            decodes += work.decodes
+            chunks += work.chunks
+            admissible += work.admissible
+            waited_s = max(waited_s, work.waited_s)
         if not decodes:
             self._served_at = now
-        return Work(
-            decodes=decodes,
-            chunks=sum([work.chunks for work in works]),
-            admissible=sum([work.admissible for work in works]),
-            gap_s=now - self._served_at,
-            waited_s=max([work.waited_s for work in works]),
-        )
+        return Work(decodes, chunks, admissible, now - self._served_at, waited_s)
 
     def _note(self, record: StepRecord, work: Work, now: float) -> None:
         self.policy.ran(record, work)
