@@ -40,7 +40,7 @@ def check_that_no_step_was_lost(toy: ToyGroup) -> None:
 
 
 def test_a_favourite_gets_replicas_before_and_after_a_scale(launcher: Launcher, tmp_path: Path) -> None:
-    """Load balancing that runs while a scale starts makes way for it and goes on afterwards (case 42)."""
+    """Load balancing that runs while a scale starts makes way for it and goes on afterwards: case 42."""
     config, balancer = attrs.evolve(CONFIG, favour=10.0), Balancer(every=0.2, hot=1.15)
     toy = ToyGroup.start(launcher, config, tmp_path, Patience(lease=10.0), balancer=balancer)
     try:
@@ -57,7 +57,7 @@ def test_a_favourite_gets_replicas_before_and_after_a_scale(launcher: Launcher, 
 
 
 def test_a_rank_whose_step_hangs_is_evicted_though_it_could_speak(launcher: Launcher, tmp_path: Path) -> None:
-    """Its other threads live; those that wait for it are not taken to hang (case 38)."""
+    """Its other threads live; those that wait for it are not taken to hang: case 38."""
     patience = Patience(lease=3.0, beat=0.05, stall=3.0)
     toy = ToyGroup.start(launcher, attrs.evolve(CONFIG, hangs=(2, 30)), tmp_path, patience)
     try:

@@ -46,7 +46,7 @@ def test_no_step_is_lost_and_nothing_is_captured_again(toy: ToyGroup) -> None:
 
 
 def test_cycles_leak_nothing(toy: ToyGroup, launcher: Launcher) -> None:
-    """Rank 0 comes and goes, and leads while it is there."""
+    """Case 39. Rank 0 comes and goes, and leads while it is there."""
     toy.group.scale((1, 2), SECONDS)
     seen = []
     for _ in range(CYCLES):
@@ -70,6 +70,7 @@ def test_cycles_leak_nothing(toy: ToyGroup, launcher: Launcher) -> None:
 def test_a_joiner_that_warms_up_for_longer_than_a_lease_is_not_evicted(
     launcher: Launcher, tmp_path: Path
 ) -> None:
+    """Case 41."""
     patience = Patience(lease=2.0, beat=0.05)
     config = attrs.evolve(CONFIG, shape=Shape(layers=8, experts=4, slots=4, max_ranks=2))
     toy = ToyGroup.start(launcher, config, tmp_path, patience, SlowCapture)

@@ -86,6 +86,7 @@ def serves_without(toy: ToyGroup, rank: int, exits: int) -> None:
 @SIGNALS
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_serves(toy: ToyGroup, rank: int, how: signal.Signals) -> None:
+    """Case 37 where it dies: survivors retry its step; case 38 where it is stopped: its lease runs out."""
     exits = len(toy.group.exits)
     strike(toy, rank, how)
     serves_without(toy, rank, exits)
@@ -103,6 +104,7 @@ def test_a_rank_that_serves(toy: ToyGroup, rank: int, how: signal.Signals) -> No
     ],
 )
 def test_a_joiner_before_the_commit_costs_no_step(toy: ToyGroup, phase: Phase, how: signal.Signals) -> None:
+    """Case 35: the reason is reported, the group serves on, and the next scale works at once."""
     exits, epoch = len(toy.group.exits), toy.group.state().epoch
     asked = growing(toy, phase)
     strike(toy, 3, how)
@@ -165,6 +167,7 @@ def test_the_coordinator_is_replaced_and_the_operation_goes_on(
 
 
 def test_a_cancelled_growth_leaves_everything_as_it_was(toy: ToyGroup) -> None:
+    """Case 36."""
     before = toy.group.state()
     asked = growing(toy, Phase.PREPARED)
     toy.group.cancel()
@@ -175,7 +178,7 @@ def test_a_cancelled_growth_leaves_everything_as_it_was(toy: ToyGroup) -> None:
 
 
 def test_a_second_operation_is_refused_and_the_state_can_be_read(toy: ToyGroup) -> None:
-    """Even while the coordinator is stopped: the state is where everybody can read it."""
+    """Case 44, even while the coordinator is stopped: the state is where everybody can read it."""
     asked = growing(toy, Phase.PREPARED)
     before = toy.group.state()
     with pytest.raises(BusyError, match=r"from ranks .* asked at .* phase is prepared") as refused:

@@ -181,6 +181,7 @@ ENDINGS = ("cancel", "deadline", "joiner dies", "joiner hangs", "prepare fails")
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ENDINGS), st.integers(0, 30))
 def test_an_abort_leads_back_to_the_state_before(ending: str, moment: int) -> None:
+    """Case 36: the coordinator, where the size is decided, and every member, where it follows."""
     world = started((1, 2))
     before, members = masked(world.coordinator), masked_members(world)
     world.event(Scale(resize(world.coordinator.placement, (1, 2, 4))))
@@ -258,6 +259,7 @@ def test_a_death_inside_a_commit_goes_forward_only_if_a_survivor_has_switched(
 
 
 def test_survivors_of_a_dead_leader_retry_its_step_once() -> None:
+    """Case 37."""
     world = started((0, 1, 3))
     epoch = world.coordinator.epoch
     for rank in itertools.islice(itertools.cycle((0, 1, 3)), 60):
@@ -275,6 +277,7 @@ def test_survivors_of_a_dead_leader_retry_its_step_once() -> None:
 
 
 def test_a_frozen_rank_that_wakes_up_finds_nobody_to_serve_with() -> None:
+    """Case 38: what it says and writes late does no harm."""
     world = started((0, 1, 3))
     zombie = world.processes[3]
     zombie.frozen = True

@@ -1,5 +1,5 @@
 """A scale that is asked for while a balancing pass runs: the pass is rolled back or ends with its commit,
-whichever is sooner, then the scale runs, and balancing goes on afterwards (case 42)."""
+whichever is sooner, then the scale runs, and balancing goes on afterwards: case 42."""
 
 import attrs
 import pytest
@@ -158,6 +158,7 @@ def test_who_asks_again_is_told_again() -> None:
 
 
 def test_a_refusal_says_what_runs_since_when_and_what_to_do() -> None:
+    """Case 44: and changes nothing."""
     world = World()
     world.grow_from_nothing(RANKS)
     state, _ = coordinate(world.coordinator, attrs.evolve(growth(world, "one"), since=3600.0))

@@ -1,5 +1,6 @@
 """Both runners: one result, one capture, one address for life."""
 
+import inspect
 from collections.abc import Mapping
 
 import pytest
@@ -115,3 +116,11 @@ def test_nothing_captured_is_said(kind: type[EagerRunner]) -> None:
 def test_a_graph_wants_its_tensors_on_a_gpu() -> None:
     with pytest.raises(RunnerError, match=r"\['experts', 'homes', .*'turn'\] are not on a GPU"):
         captured(CudaGraphRunner)
+
+
+def test_torch_has_what_graphs_are_recorded_with() -> None:
+    """All that can be said where there is no GPU."""
+    assert inspect.signature(torch.cuda.graph).bind(torch.cuda.CUDAGraph)
+    assert inspect.signature(torch.cuda.Stream.wait_stream).bind("self", "stream")
+    assert callable(torch.cuda.CUDAGraph.replay)
+    assert callable(torch.cuda.current_stream)

@@ -25,6 +25,9 @@ def _loopback_only() -> Iterator[None]:
 
 
 class TestNixl(TransportConformance):
+    """Cases 40 (next lives, and peers that are removed while transfers to them run) and 43 (waits) are among
+    what holds for every transport."""
+
     @pytest.fixture(autouse=True)
     def _made(self) -> Iterator[None]:
         self.made: list[NixlTransport] = []

@@ -1,5 +1,5 @@
 """Programs recorded as CUDA graphs. Written to PyTorch's documentation of `torch.cuda.graph`; it has not run
-on a GPU yet, and only the refusal of tensors that are on none is tested."""
+on a GPU yet. Tested are the refusal of tensors that are on none, and that torch has what is called here."""
 
 import torch
 
