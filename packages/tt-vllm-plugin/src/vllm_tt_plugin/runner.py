@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 import torch
-from tt_sampling import Phase as SamplingPhase
-from tt_sampling import ReloadState, StepFacts, advance
 from tt_scheduler import Phase, Standing
 from vllm.v1.outputs import (
     EMPTY_MODEL_RUNNER_OUTPUT,
@@ -23,6 +21,7 @@ from vllm_tt_plugin.errors import StepError
 from vllm_tt_plugin.host_sampling import HostSampler
 from vllm_tt_plugin.pending import PendingDecodes
 from vllm_tt_plugin.plan import StepPlan
+from vllm_tt_plugin.reloads import Reloads
 from vllm_tt_plugin.requests import RequestState, RequestTable
 from vllm_tt_plugin.step_data import DecodeHandle
 
@@ -70,7 +69,7 @@ class TTRunner:
         self._overlap = overlap
         self._decodes = DecodeBatch(requests.capacity, adapter.page_tables)
         self._pending = PendingDecodes(self._read_decode)
-        self._reload = ReloadState()
+        self._reloads = Reloads(adapter.config.traces_decode, adapter.capabilities.supports_async_decode)
         self._seen_changes = 0
         self._ran: _Unsampled | ModelRunnerOutput | AsyncModelRunnerOutput | None = None
 
@@ -128,7 +127,7 @@ class TTRunner:
             )
         inputs = prefill_inputs(chunks, self._adapter.page_tables, self._requests.capacity)
         result = self._adapter.prefill(inputs, sampling)
-        self._reload, _ = advance(self._reload, StepFacts(SamplingPhase.PREFILL))
+        self._reloads.prefill()
         for state, count in chunks:
             state.computed += count
         if result.rope_deltas is not None:
@@ -147,22 +146,13 @@ class TTRunner:
         requests, decodes = self._requests, self._decodes
         changed = decodes.follow(plan.num_scheduled_tokens, requests)
         on_device = self._device.samples_decode(decodes.decoding.states, changed)
-        facts = StepFacts(
-            SamplingPhase.DECODE,
-            on_device=on_device,
-            rows_changed=changed,
-            blocks_changed=bool(requests.blocks_changed),
-            traced=self._adapter.config.traces_decode,
-            async_supported=self._adapter.capabilities.supports_async_decode,
-        )
-        after, commands = advance(self._reload, facts)
-        assert commands is not None, "a decode always has commands"
+        commands = self._reloads.decode(on_device, changed, bool(requests.blocks_changed))
         if not commands.steady:
             self._pending.drain()
         rows = self._adapter.decode_rows(len(requests.by_row))
         sampling = self._device.for_decode(requests, rows) if on_device else None
         handle = self._adapter.submit_decode(decodes.inputs(rows, changed), sampling, commands)
-        self._reload = after
+        self._reloads.submitted()
         decodes.submitted()
         if sampling is None:
             logits = self._adapter.read_decode(handle).logits
@@ -181,8 +171,7 @@ class TTRunner:
 
     def _idle(self) -> ModelRunnerOutput:
         self._device.metrics.write()
-        changed = self._requests.changes != self._seen_changes
-        self._reload, _ = advance(self._reload, StepFacts(None, rows_changed=changed))
+        self._reloads.idle(rows_changed=self._requests.changes != self._seen_changes)
         self._seen_changes = self._requests.changes
         return EMPTY_MODEL_RUNNER_OUTPUT
 
