@@ -10,7 +10,19 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from elastic_ep import BusyError, GroupError, Launcher, Patience, Phase, Plan, Scale, Shape, resize
+from elastic_ep import (
+    BusyError,
+    GroupError,
+    Launcher,
+    OutdatedError,
+    Patience,
+    Phase,
+    Plan,
+    Scale,
+    Shape,
+    nobody,
+    resize,
+)
 from elastic_ep.testing.toy import ToyConfig
 from elastic_ep.testing.toy_group import SlowCapture, ToyGroup
 
@@ -193,3 +205,5 @@ def test_a_second_operation_is_refused_and_the_state_can_be_read(toy: ToyGroup) 
     toy.group.cancel()
     with pytest.raises(GroupError, match="cancelled"):
         toy.group.finish(asked, SECONDS)
+    with pytest.raises(OutdatedError, match="plan again"):
+        toy.group.begin(resize(nobody(SHAPE), (0, 1)))

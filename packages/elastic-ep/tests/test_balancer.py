@@ -133,7 +133,5 @@ def test_the_tally_takes_differences_of_what_lives_of_ranks_have_counted() -> No
     assert planned(tally, state, 10.0) is not None
     tally.hear(told(0, PEAK, 1000))
     assert planned(tally, state, 20.0) is None, "nothing was counted since"
-    tally.hear(told(0, EVEN, 1))
-    assert planned(tally, state, 30.0) is None, "a next life has counted an even load"
-    tally.hear(told(0, PEAK, 1000))
-    assert planned(tally, state, 40.0) is not None
+    tally.hear(told(0, PEAK, 10))
+    assert planned(tally, state, 30.0) is not None, "a next life has counted this"

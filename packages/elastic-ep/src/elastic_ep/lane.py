@@ -8,6 +8,7 @@ that nobody waits for. With each dispatch goes a note of four numbers: the way o
 by an agreed step.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -23,6 +24,7 @@ EPOCH_SHIFT = 40
 
 Note = tuple[int, int, int, int]
 NO_NOTE: Note = (-1, -1, -1, -1)
+SPANS_KEPT = 4096
 REGISTERED = ("out", "out_head", "in", "in_head", "results", "back")
 
 
@@ -59,6 +61,8 @@ class Lane:
         self._open: list[Op] = []
         self._probes: dict[str, Op] = {}
         self._notes: dict[int, Note] = {}
+        self._said = NO_NOTE
+        self._rows = functools.lru_cache(SPANS_KEPT)(self._first_rows)
         for name in REGISTERED:
             transport.register(f"lane.{name}", self.static[name])
         transport.register("lane.arrived", self._arrived)
@@ -94,7 +98,9 @@ class Lane:
         programs.pack()
         if not degraded:
             self._check_homes()
-        self.static["out_head"][:, :NOTE] = torch.tensor(note)
+        if note != self._said:
+            self.static["out_head"][:, :NOTE] = torch.tensor(note)
+            self._said = note
         self._dispatch(peers, flag)
         self._await(peers, self._arrived, flag, seconds, interrupted)
         heads = self.static["in_head"][:, :NOTE].tolist()
@@ -116,8 +122,9 @@ class Lane:
 
     def overheard(self) -> dict[int, Note]:
         """Notes that came outside an exchange, by sender; each is given once."""
-        senders = self._noted.nonzero().flatten().tolist()
-        self._noted[senders] = 0
+        senders = [rank for rank, flag in enumerate(self._noted.tolist()) if flag]
+        for rank in senders:
+            self._noted[rank] = 0
         return {rank: tuple(self._words[0, rank].tolist()) for rank in senders}
 
     def probe(self, peer: str) -> None:
@@ -157,23 +164,29 @@ class Lane:
 
     def _dispatch(self, peers: dict[int, str], flag: int) -> None:
         used = (self.static["out_head"][:, NOTE:] >= 0).sum(dim=1).tolist()
-        head = size_of(self.static["out_head"][0])
+        size = size_of(self.static["out_head"][0])
+        arrived = Flag("lane.arrived", self.rank, flag)
         for rank, peer in peers.items():
-            spans = [Span("lane.out_head", rank * head, "lane.in_head", self.rank * head, head)]
-            if used[rank]:
-                spans.append(self._rows("lane.out", rank, "lane.in", used[rank]))
-            self._open.append(self.transport.write(peer, spans, Flag("lane.arrived", self.rank, flag)))
+            head = Span("lane.out_head", rank * size, "lane.in_head", self.rank * size, size)
+            self._send(peer, (head, *self._rows("lane.out", "lane.in", rank, used[rank])), arrived)
 
     def _give_back(self, peers: dict[int, str], flag: int) -> None:
         used = (self.static["in_head"][:, NOTE:] >= 0).sum(dim=1).tolist()
+        returned = Flag("lane.returned", self.rank, flag)
         for rank, peer in peers.items():
-            spans = [self._rows("lane.results", rank, "lane.back", used[rank])] if used[rank] else []
-            self._open.append(self.transport.write(peer, spans, Flag("lane.returned", self.rank, flag)))
+            self._send(peer, self._rows("lane.results", "lane.back", rank, used[rank]), returned)
 
-    def _rows(self, here: str, rank: int, there: str, rows: int) -> Span:
+    def _send(self, peer: str, spans: tuple[Span, ...], flag: Flag) -> None:
+        op = self.transport.write(peer, spans, flag)
+        if not op.done:
+            self._open.append(op)
+
+    def _first_rows(self, here: str, there: str, rank: int, rows: int) -> tuple[Span, ...]:
+        """What is used of a slot: nothing, or one span."""
         slot = self.static["out"][0]
         size = size_of(slot)
-        return Span(here, rank * size, there, self.rank * size, size_of(slot[0]) * rows)
+        span = Span(here, rank * size, there, self.rank * size, size_of(slot[0]) * rows)
+        return (span,) if rows else ()
 
     def _await(
         self,

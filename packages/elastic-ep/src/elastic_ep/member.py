@@ -160,8 +160,7 @@ def _flip(state: Member) -> MemberResult:
         at=None,
     )
     flipped, told = _answer(flipped, Committed(*_head(state), state.at))
-    # The step comes first: what the coordinator makes of the answer takes time on the same cores.
-    return flipped, (Flip(epoch, placement), *((_run(flipped),) if flipped.serves else ()), *told)
+    return flipped, (Flip(epoch, placement), *((_run(flipped),) if flipped.serves else told))
 
 
 def _run(state: Member) -> Run:
@@ -176,9 +175,12 @@ def _run(state: Member) -> Run:
 
 def _completed(state: Member, step: int) -> MemberResult:
     assert state.applied is not None
+    # To say sooner that it has switched would take time from those that still run their first step since.
+    said = state.answer
+    told = (Tell(said),) if isinstance(said, Committed) and step == said.step + 1 else ()
     if step <= state.applied:
-        return attrs.evolve(state, step=step + 1), ()
-    return attrs.evolve(state, step=step + 1, applied=step), (Apply(step),)
+        return attrs.evolve(state, step=step + 1), told
+    return attrs.evolve(state, step=step + 1, applied=step), (Apply(step), *told)
 
 
 def _retire(state: Member) -> MemberResult:

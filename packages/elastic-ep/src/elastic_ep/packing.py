@@ -29,6 +29,8 @@ def static_tensors(shape: LaneShape, dtype: torch.dtype) -> dict[str, torch.Tens
         "turn": torch.zeros(1, dtype=whole),
         "homes": torch.full((tokens, shape.top), -1, dtype=whole),
         "rows": torch.zeros((tokens, shape.top), dtype=whole),
+        "ordinal": torch.arange(tokens * shape.top).view(tokens, shape.top),
+        "ranks": torch.arange(ranks),
         "out": torch.zeros((ranks, rows, shape.hidden), dtype=dtype),
         "out_head": torch.full((ranks, NOTE + rows), -1, dtype=whole),
         "in": torch.zeros((ranks, rows, shape.hidden), dtype=dtype),
@@ -45,16 +47,12 @@ def pack(static: Static, shape: LaneShape, rank: int, slots: torch.Tensor, repli
     ``slots`` ``[experts, ranks]`` and ``replicas`` ``[experts]`` are one layer's routing tables. Replicas
     are taken in turn.
     """
-    experts = static["experts"]
-    spread = torch.arange(experts.numel()).view_as(experts) + static["turn"] + rank
-    column = spread % replicas.to(torch.int64)[experts].clamp(min=1)
-    there = torch.arange(shape.tokens)[:, None] < static["count"]
-    homes = torch.where(there, slots.to(torch.int64)[experts, column], -1)
+    experts, ordinal, homes, rows = (static[name] for name in ("experts", "ordinal", "homes", "rows"))
+    column = (ordinal + (static["turn"] + rank)) % replicas[experts].clamp(min=1)
+    homes.copy_(torch.where(ordinal < static["count"] * shape.top, slots[experts, column], -1))
     targets = _targets(homes, shape)
-    counted = torch.nn.functional.one_hot(targets.flatten(), shape.max_ranks + 1).cumsum(0) - 1
-    rows = counted.gather(1, targets.flatten()[:, None]).view_as(experts)
-    static["homes"].copy_(homes)
-    static["rows"].copy_(rows)
+    flat = targets.view(-1, 1)
+    rows.copy_((flat == static["ranks"]).cumsum(0).gather(1, flat).view_as(rows) - 1)
     static["out"][targets, rows] = static["tokens"][:, None, :].expand(-1, shape.top, -1)
     head = static["out_head"][:, NOTE:]
     head.fill_(-1)

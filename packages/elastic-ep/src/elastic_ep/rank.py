@@ -38,12 +38,12 @@ from elastic_ep.membership import (
     StartPrepare,
     Tell,
 )
-from elastic_ep.placement import EMPTY, Placement
+from elastic_ep.placement import Placement
 from elastic_ep.plane import Plane
 from elastic_ep.prepare import Preparation, at_niceness
 from elastic_ep.pulse import Voice
 from elastic_ep.rendezvous import Rendezvous
-from elastic_ep.routing import RoutingTables, tables
+from elastic_ep.routing import RoutingTables
 from elastic_ep.runner import Runner
 from elastic_ep.seat import Seat, find_director
 from elastic_ep.service import Flipped, Readied, Service, Stepped
@@ -54,7 +54,7 @@ from elastic_ep.wire import Ballot, CommitAt, Fence, Hello, Message
 
 Cards = tuple[tuple[int, bytes], ...]
 
-IDLE, ALERT = 0.002, 0.0002
+IDLE, ALERT = 0.002, 0.0005
 """Seconds between polls of a rank that does not serve: before it is prepared, and when it is called for any
 step now."""
 
@@ -160,8 +160,8 @@ class Rank:
 
     def _idle(self) -> None:
         self.plane.transport.poll()
-        preparing = self.member.phase in (MemberPhase.JOINING, MemberPhase.PREPARING)
-        time.sleep(IDLE if preparing else ALERT)
+        alert = self.member.phase in (MemberPhase.PREPARED, MemberPhase.STOPPED)
+        time.sleep(ALERT if alert else IDLE)
 
     def _event(self, event: MemberEvent) -> None:
         self.member, actions = act(self.member, event)
@@ -205,31 +205,8 @@ class Rank:
         self.service.seen(Flipped(epoch, placement, now, now - began, work, self.plane.step.captures))
 
     def switch(self, epoch: int, placement: Placement) -> None:
-        """Put a placement to use, between two steps. What is prepared only needs copying."""
-        ready = self._prepared
-        if ready is not None and ready.tables is not None and ready.placement == placement:
-            self.tables.write(ready.tables)
-        else:
-            self._reload(placement)
-            self.tables.write(tables(placement))
-        if not self.plane.step.in_place:
-            self.plane.step.capture()
-
-    def _reload(self, placement: Placement) -> None:
-        """Slots that are routed to from now on and hold something else: their experts were lost."""
-        held = self.plane.preparer.contents
-        wanted = {
-            (layer, slot): expert
-            for layer in range(placement.shape.layers)
-            for slot, expert in enumerate(placement.row(layer, self.seat.rank))
-            if expert not in (EMPTY, held.get((layer, slot)))
-        }
-        if wanted:
-            self.plane.preparer.cancel()
-            self.plane.keep(placement.ranks)
-            self.plane.preparer.settle()
-            for (layer, slot), expert in wanted.items():
-                self.plane.preparer.load(layer, expert, slot)
+        """Put a placement to use, between two steps."""
+        self.plane.switch(placement, self._prepared)
 
     def _run(self, run: Run) -> None:
         assert self.member.placement is not None

@@ -13,11 +13,12 @@ import torch
 
 from elastic_ep.errors import DeadlineError, FencedError, TransportError
 
-SPINS, NAP = 4, 50e-6
-"""A wait polls so often without a rest, then with so many seconds in between."""
+SPINS, NAP, LONGEST_NAP = 2, 50e-6, 2e-3
+"""A wait polls so often without a rest, then with so many seconds in between, and the more the longer it has
+lasted: where there are more ranks than cores, one that polls takes the time of those it waits for."""
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Span:
     """``size`` bytes of region ``local`` here, against as many of region ``remote`` at the peer; offsets in
     bytes."""
@@ -115,17 +116,16 @@ def wait_until(
 ) -> None:
     """Poll until a condition holds. Raises FencedError and DeadlineError like `wait`; ``late`` says what is
     missing."""
-    deadline = time.monotonic() + seconds
-    polls = 0
+    began, polls = time.monotonic(), 0
     while not condition():
         if interrupted():
             raise FencedError("the wait was interrupted by a fence")
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise DeadlineError(f"after {seconds} s still waiting for {late()}")
         transport.poll()
         polls += 1
-        # Where there are more ranks than cores, one that spins takes the time of those it waits for.
-        time.sleep(0 if polls < SPINS else NAP)
+        time.sleep(0 if polls < SPINS else min(max(NAP, waited / 4), LONGEST_NAP))
 
 
 def check_region(region: str, tensor: torch.Tensor) -> None:

@@ -10,37 +10,34 @@ one.
 
 import base64
 import binascii
+import functools
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 import torch
 
 from elastic_ep.errors import PeerLostError, TransportError
-from elastic_ep.transport import Flag, Op, Span, check_region, check_spans, size_of
+from elastic_ep.transport import Flag, Op, Span, check_region, size_of
+from elastic_ep.transport_nixl_peer import FLAGS, Peer, Region, Request
 
 SCRATCH = "_scratch"
-FLAGS = "_flags"
-OPEN_FLAGS = 1024
-"""Flags that may be under way at once; each needs its own memory until it is done."""
-
-
-@attrs.frozen
-class _Region:
-    address: int
-    size: int
-    device: int
-    memory: str
+OPEN_FLAGS = 4096
+"""Flags that may be under way, or kept to be raised again, at once."""
 
 
 @attrs.define(eq=False)
 class _Transfer:
     op: Op
-    handle: Any
-    flag: Flag | None = None
-    flag_slot: int | None = None
+    peer: Peer
+    flag: Flag | None
+    request: Request | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.op.done or self.op.error is not None
 
 
 class NixlTransport:
@@ -60,16 +57,15 @@ class NixlTransport:
         self._agent = nixl_agent(name, config)
         self._lock = threading.RLock()
         self._sealed = False
-        self._regions: dict[str, _Region] = {}
+        self._regions: dict[str, Region] = {}
         self._registered: list[Any] = []
-        self._peers: dict[str, dict[str, _Region]] = {}
+        self._peers: dict[str, Peer] = {}
         self._open: list[_Transfer] = []
         self._tensors: list[torch.Tensor] = []
-        self._flags = torch.zeros(OPEN_FLAGS, dtype=torch.int64)
-        self._free_flags = list(range(OPEN_FLAGS))
-        self._stuck_flags: list[tuple[str, int]] = []
+        self._flags = memoryview(bytearray(8 * OPEN_FLAGS)).cast("q")
+        self._slots = list(range(OPEN_FLAGS))
         self.register(SCRATCH, torch.zeros(8, dtype=torch.int64))
-        self.register(FLAGS, self._flags)
+        self.register(FLAGS, torch.frombuffer(self._flags, dtype=torch.int64))
 
     def register(self, region: str, tensor: torch.Tensor) -> None:
         if self._sealed or region in self._regions:
@@ -78,7 +74,7 @@ class NixlTransport:
         self._registered.append(self._agent.register_memory(tensor))
         memory = "VRAM" if tensor.is_cuda else "DRAM"
         device = tensor.get_device() if tensor.is_cuda else 0
-        self._regions[region] = _Region(tensor.data_ptr(), size_of(tensor), device, memory)
+        self._regions[region] = Region(tensor.data_ptr(), size_of(tensor), device, memory)
         self._tensors.append(tensor)
 
     def card(self) -> bytes:
@@ -90,7 +86,7 @@ class NixlTransport:
     def connect(self, card: bytes) -> Op:
         try:
             peer, metadata, regions = json.loads(card)
-            known = {region: _Region(*at) for region, at in regions.items()}
+            known = {region: Region(*at) for region, at in regions.items()}
             loaded = base64.b64decode(metadata)
         except (ValueError, TypeError, binascii.Error) as error:
             raise TransportError(f"{len(card)} bytes are no card: {error}") from error
@@ -101,18 +97,19 @@ class NixlTransport:
         except Exception as error:
             raise TransportError(f"{self.name} could not add {peer}: {error}") from error
         with self._lock:
-            self._peers[peer] = known
+            self._peers[peer] = Peer(self._agent, peer, self._regions, known, self._slots)
             return self._begin("WRITE", peer, [Span(SCRATCH, 0, SCRATCH, 8, 8)], None)
 
     def disconnect(self, peer: str) -> None:
         with self._lock:
-            if self._peers.pop(peer, None) is None:
+            gone = self._peers.pop(peer, None)
+            if gone is None:
                 return
-            for transfer in [transfer for transfer in self._open if transfer.op.peer == peer]:
-                self._fail(transfer, PeerLostError(f"{peer} was disconnected"))
-            self._agent.remove_remote_agent(peer)
-            self._free_flags += [slot for stuck, slot in self._stuck_flags if stuck == peer]
-            self._stuck_flags = [(stuck, slot) for stuck, slot in self._stuck_flags if stuck != peer]
+            for transfer in self._open:
+                if transfer.peer is gone:
+                    self._fail(transfer, PeerLostError(f"{peer} was disconnected"))
+            self._forget_ended()
+            gone.remove()
 
     def write(self, peer: str, spans: Iterable[Span], flag: Flag | None = None) -> Op:
         with self._lock:
@@ -125,9 +122,9 @@ class NixlTransport:
     def poll(self) -> None:
         with self._lock:
             self._agent.get_new_notifs()
-            for transfer in list(self._open):
-                if transfer in self._open:
-                    self._progress(transfer)
+            for transfer in self._open:
+                self._look_after(transfer)
+            self._forget_ended()
 
     def close(self) -> None:
         for peer in list(self._peers):
@@ -137,51 +134,48 @@ class NixlTransport:
         self._registered = []
         self._tensors = []
 
-    def _begin(self, kind: str, peer: str, spans: Iterable[Span], flag: Flag | None) -> Op:
-        if peer not in self._peers:
-            raise PeerLostError(f"{self.name} is not connected to {peer}")
-        remote = self._peers[peer]
-        sizes = [{region: at.size for region, at in regions.items()} for regions in (self._regions, remote)]
-        spans = check_spans(spans, *sizes)
-        transfer = _Transfer(Op(peer), None, flag)
-        here = [(self._regions[span.local], span.local_offset, span.size) for span in spans]
-        there = [(remote[span.remote], span.remote_offset, span.size) for span in spans]
-        self._open.append(transfer)
+    def _begin(self, kind: str, name: str, spans: Iterable[Span], flag: Flag | None) -> Op:
+        peer = self._peers.get(name)
+        if peer is None:
+            raise PeerLostError(f"{self.name} is not connected to {name}")
+        spans = tuple(spans)
+        peer.check(spans)
+        transfer = _Transfer(Op(name), peer, flag)
         if spans:
-            self._post(transfer, kind, here, there)
+            self._post(transfer, lambda: peer.write(spans) if kind == "WRITE" else peer.read(spans))
         else:
             self._data_done(transfer)
+        if not transfer.ended:
+            self._open.append(transfer)
         return transfer.op
 
-    def _post(
-        self,
-        transfer: _Transfer,
-        kind: str,
-        here: list[tuple[_Region, int, int]],
-        there: list[tuple[_Region, int, int]],
-    ) -> None:
+    def _post(self, transfer: _Transfer, make: Callable[[], Request], value: int = 0) -> None:
         try:
-            transfer.handle = self._agent.initialize_xfer(
-                kind, self._descriptors(here), self._descriptors(there), transfer.op.peer
-            )
-            self._agent.transfer(transfer.handle)
+            request = transfer.request = make()
+            if request.slot is not None:
+                self._flags[request.slot] = value
+            state = self._agent.transfer(request.handle)
         except Exception as error:  # noqa: BLE001 - NIXL's errors have no common base
             self._fail(transfer, _error(transfer.op.peer, error))
+        else:
+            self._progress(transfer, state)
 
-    def _descriptors(self, pieces: list[tuple[_Region, int, int]]) -> Any:
-        rows = [(region.address + offset, size, region.device) for region, offset, size in pieces]
-        return self._agent.get_xfer_descs(rows, mem_type=pieces[0][0].memory)
-
-    def _progress(self, transfer: _Transfer) -> None:
+    def _look_after(self, transfer: _Transfer) -> None:
+        assert transfer.request is not None
         try:
-            state = self._agent.check_xfer_state(transfer.handle)
+            state = self._agent.check_xfer_state(transfer.request.handle)
         except Exception as error:  # noqa: BLE001 - NIXL's errors have no common base
             self._fail(transfer, _error(transfer.op.peer, error))
-            return
+        else:
+            self._progress(transfer, state)
+
+    def _progress(self, transfer: _Transfer, state: str) -> None:
+        request = transfer.request
         if state == "ERR":
             self._fail(transfer, TransportError(f"a transfer to {transfer.op.peer} failed"))
-        elif state == "DONE":
-            transfer.handle.release()
+        elif state == "DONE" and request is not None:
+            transfer.request = None
+            transfer.peer.keep(request)
             self._data_done(transfer)
 
     def _data_done(self, transfer: _Transfer) -> None:
@@ -189,39 +183,24 @@ class NixlTransport:
         flag, transfer.flag = transfer.flag, None
         if flag is None:
             transfer.op.done = True
-            self._close(transfer)
-            return
-        if not self._free_flags:
-            self._fail(transfer, TransportError(f"more than {OPEN_FLAGS} flags are under way"))
-            return
-        slot = self._free_flags.pop()
-        self._flags[slot] = flag.value
-        transfer.flag_slot = slot
-        here = [(self._regions[FLAGS], slot * 8, 8)]
-        self._post(transfer, "WRITE", here, [(self._peers[transfer.op.peer][flag.region], flag.index * 8, 8)])
+        else:
+            raised = functools.partial(transfer.peer.flag, flag.region, flag.index)
+            self._post(transfer, raised, flag.value)
 
     def _fail(self, transfer: _Transfer, error: TransportError) -> None:
         transfer.op.error = error
-        self._close(transfer)
-        if transfer.handle is not None:
-            try:
-                transfer.handle.release()
-            except Exception:  # noqa: BLE001 - to abort a hanging transfer may raise; the agent frees it later
-                return
+        if transfer.request is not None:
+            transfer.peer.fail(transfer.request)
+            transfer.request = None
 
-    def _close(self, transfer: _Transfer) -> None:
-        self._open.remove(transfer)
-        if transfer.flag_slot is None:
-            return
-        if transfer.op.done:
-            self._free_flags.append(transfer.flag_slot)
-        else:
-            # A transfer that failed may still read this memory, until its peer is removed.
-            self._stuck_flags.append((transfer.op.peer, transfer.flag_slot))
+    def _forget_ended(self) -> None:
+        self._open = [transfer for transfer in self._open if not transfer.ended]
 
 
 def _error(peer: str, error: Exception) -> TransportError:
     """NIXL raises its own kinds; a lost peer is told by the kind's name."""
+    if isinstance(error, TransportError):
+        return error
     kind = type(error).__name__
     if kind in ("nixlRemoteDisconnectError", "nixlNotFoundError"):
         return PeerLostError(f"{peer} is gone: {error}")

@@ -70,7 +70,8 @@ class ToyService:
         }
         self._weights["gate"][:, :, -1] *= config.favour
         self._began = 0.0
-        self._log = Path(config.log, f"{rank}.{os.getpid()}") if config.log else None
+        path = Path(config.log, f"{rank}.{os.getpid()}")
+        self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if config.log else None
 
     def load_dense(self) -> None:
         for name, tensor in self.dense.items():
@@ -119,8 +120,7 @@ class ToyService:
             placement = fields.pop("placement", None)
             ranks = {} if placement is None else {"ranks": placement.ranks}
             line = {"kind": type(record).__name__, "rank": self.rank, **fields, **ranks}
-            with self._log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            os.write(self._log, f"{json.dumps(line)}\n".encode())
 
     def _inputs(self, step: int) -> torch.Tensor:
         return _seeded(1000 + 31 * step + self.rank, (self.config.tokens, self.config.hidden))

@@ -100,6 +100,18 @@ class TransportConformance:
             wait(a.transport, [op], SECONDS, done_or_flagged)
             assert b.flags.tolist() == [0, 0, 0, value, 0, 0, 0, 0]
 
+    def test_many_different_writes_land_as_well_when_they_come_again(self) -> None:
+        a, b = self.ends("a", "b")
+        peer = self.connect(a, b)
+        for value, size in enumerate([*range(1, 200), *range(1, 200)], start=1):
+            a.data[:size] = value % 251
+            op = a.transport.write(
+                peer, [Span("data", 0, "data", 8 * size, size)], Flag("flags", value % 8, value)
+            )
+            self.wait(a, op, b)
+            assert bool((b.data[8 * size : 9 * size] == value % 251).all())
+            assert b.flags[value % 8] == value
+
     def test_both_ways_at_once(self) -> None:
         a, b = self.ends("a", "b")
         to_b, to_a = self.connect(a, b), self.connect(b, a)
