@@ -11,6 +11,8 @@ from elastic_ep import (
     Cancel,
     Check,
     CommitNow,
+    Committed,
+    Completed,
     Coordinator,
     Died,
     Expired,
@@ -225,6 +227,20 @@ def test_a_joiner_that_was_dismissed_and_seen_dead_is_not_dismissed_again_by_a_f
     world.crash(world.processes[2])
     world.settle()
     assert world.coordinator.gone == ()
+
+
+def test_a_rank_says_that_it_has_switched_when_none_runs_its_first_step_any_more() -> None:
+    """Each step needs all, so one that completes the second knows that all have completed the first."""
+    world = started((1, 2))
+    commit_until(world, 2)
+    member = world.processes[1].member
+    assert member.serving == 2
+    assert member.step is not None
+    told = []
+    for step in (member.step, member.step + 1, member.step + 2):
+        member, actions = act(member, Completed(2, step))
+        told.append([type(action.message) for action in actions if isinstance(action, Tell)])
+    assert told == [[], [Committed], []]
 
 
 def commit_until(world: World, switched: int) -> None:
