@@ -121,7 +121,7 @@ class Coordinator:
         if self.phase == Phase.STABLE:
             return ""
         if not self.stages:
-            return f"goes on without ranks that were lost, to {list(self.placement.ranks)}"
+            return "goes on without a rank that was lost"
         ranks, goal = list(self.placement.ranks), list(self.stages[-1].placement.ranks)
         return f"evens out the load of {ranks}" if ranks == goal else f"goes from ranks {ranks} to {goal}"
 

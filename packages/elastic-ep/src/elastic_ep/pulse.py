@@ -5,6 +5,7 @@ for others is no hang: a thread that waits looks around all the while, and each 
 lies between steps: captures and loading take their time.
 """
 
+import ctypes
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from elastic_ep.codec import encode
 from elastic_ep.member import act
 from elastic_ep.membership import LeaseDue, Member, Tell
 from elastic_ep.seat import Seat
+from elastic_ep.transport import size_of
 from elastic_ep.wire import Counted, Message
 
 
@@ -66,6 +68,6 @@ class Voice:
 
 
 def _counted(member: Member, load: torch.Tensor) -> Counted:
-    """The counts since the start; whoever hears them takes the difference."""
-    ballot, counts = member.ballot, load.numpy().tobytes()
+    """The counts as they are; whoever hears them takes the difference."""
+    ballot, counts = member.ballot, ctypes.string_at(load.data_ptr(), size_of(load))
     return Counted(ballot.epoch, ballot.attempt, member.rank, member.serving, member.step, counts)

@@ -32,7 +32,7 @@ class Tally:
         return self._looking is not None
 
     def hear(self, message: Counted) -> None:
-        """A rank's counts only rise; lower ones are of its next life."""
+        """A rank's counts rise; where one is lower, they have started anew."""
         counts = torch.frombuffer(bytearray(message.counts), dtype=torch.int64).view_as(self._load)
         more = counts - self._counted.get(message.sender, torch.zeros_like(counts))
         self._load += counts if bool((more < 0).any()) else more

@@ -168,7 +168,7 @@ class Suspect(Report):
 @attrs.frozen
 class Counted(Report):
     """How often this rank has routed tokens to each expert: int64 ``[layers, experts]``, in the host's byte
-    order, since its start."""
+    order. Counts rise until they start anew with the rank or its programs."""
 
     counts: bytes
 
