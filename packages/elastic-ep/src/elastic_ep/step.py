@@ -14,9 +14,11 @@ from elastic_ep.service import Service
 
 
 class Step:
-    """The programs of all layers, each with its own runner, over one set of static tensors.
+    """The programs of all layers, each with its own runner, over one set of static tensors; ``captures`` says
+    how often all were captured.
 
-    If it ``counts``, ``load`` ``[layers, experts]`` is how often each expert was routed to.
+    If it ``counts``, ``load`` ``[layers, experts]`` is how often each expert was routed to since
+    the capture.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Step:
         self._programs = [program for layer in layers for program in self._layer(layer)]
         self._runners = [make_runner() for _ in self._programs]
         self._captured: Static = {}
+        self.captures = 0
         replays = [runner.replay for runner in self._runners]
         self._layers = [Programs(*replays[3 * layer : 3 * layer + 3]) for layer in layers]
 
@@ -52,10 +55,6 @@ class Step:
     def in_place(self) -> bool:
         return all(runner.in_place for runner in self._runners)
 
-    @property
-    def captures(self) -> int:
-        return max(runner.fingerprint().captures for runner in self._runners)
-
     def fingerprint(self) -> Fingerprint:
         return self._runners[0].fingerprint()
 
@@ -64,10 +63,13 @@ class Step:
 
         Contents of the static tensors may change.
         """
+        self.captures += 1
         static = self._captured = self.static
         for runner, program in zip(self._runners, self._programs, strict=True):
             runner.capture(program, static)
             runner.replay()
+        if self.load is not None:
+            self.load.zero_()
 
     def check(self) -> None:
         """RunnerError if a static tensor was replaced or moved since the capture."""
