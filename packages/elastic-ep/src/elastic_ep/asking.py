@@ -41,9 +41,10 @@ class Asking:
 
     def outcome(self, asked: Scale, deadline: float) -> Finished | None:
         """How it ended: as was told, or else as was saved. None if it has not by then."""
+        answers = self._answers.setdefault(asked.ticket, queue.SimpleQueue())
         while time.monotonic() < deadline:
             try:
-                answer: Answer | None = self._answers[asked.ticket].get(timeout=self._patience.beat)
+                answer: Answer | None = answers.get(timeout=self._patience.beat)
             except queue.Empty:
                 answer = self._state().last
             if isinstance(answer, Finished) and answer.ticket == asked.ticket:
