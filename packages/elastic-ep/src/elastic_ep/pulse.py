@@ -19,13 +19,11 @@ from elastic_ep.transport import size_of
 from elastic_ep.wire import Counted, Message
 
 
-def lives(sign: float | None, now: float, patience: float) -> bool:
-    """``sign`` is when the running step gave its last one; None: no step is running."""
-    return sign is None or now - sign <= patience
-
-
 class Pulse:
-    """Signs of a running step. Entered and left around it by the serving thread; read by another."""
+    """Signs of a running step. Entered and left around it by the serving thread; read by another.
+
+    ``patience``: seconds that a step may take from one sign to the next.
+    """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience = patience
@@ -37,7 +35,8 @@ class Pulse:
 
     @property
     def lives(self) -> bool:
-        return lives(self._sign, self._clock(), self._patience)
+        sign = self._sign
+        return sign is None or self._clock() - sign <= self._patience
 
     def __enter__(self) -> None:
         self.beat()

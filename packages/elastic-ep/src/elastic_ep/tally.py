@@ -6,7 +6,6 @@ import torch
 
 from elastic_ep.balancer import Balancer, Look, look
 from elastic_ep.control import Coordinator, Phase
-from elastic_ep.placement import Shape
 from elastic_ep.plan import Plan
 from elastic_ep.wire import Counted
 
@@ -22,7 +21,8 @@ class Tally:
         self._look = Look(state.placement)
         self._due = now + balancer.every
         self._counted: dict[int, torch.Tensor] = {}
-        self._load = torch.zeros(_size(state.placement.shape), dtype=torch.int64)
+        shape = state.placement.shape
+        self._load = torch.zeros((shape.layers, shape.experts), dtype=torch.int64)
         self._thread = ThreadPoolExecutor(1, "balance")
         self._looking: Future[tuple[Look, Plan | None]] | None = None
 
@@ -56,7 +56,3 @@ class Tally:
         self._looking = None
         self._look, plan = looked.result()
         return plan
-
-
-def _size(shape: Shape) -> tuple[int, int]:
-    return shape.layers, shape.experts
