@@ -1,4 +1,3 @@
-import numpy as np
 import torch
 from tt_scheduler import Phase
 from vllm_tt_plugin.batch import DecodeBatch, history, prefill_inputs
@@ -43,17 +42,35 @@ def test_rows_are_sparse_and_the_rest_is_neutral() -> None:
     assert [tensor.shape[0] for tensor in (batch.inputs(4).tokens, batch.inputs(4).page_table)] == [4, 4]
 
 
-def test_advance_moves_only_rows_that_decode() -> None:
+def test_sampled_tokens_move_only_rows_that_decode() -> None:
     table, _ = three_decoding()
     batch = DecodeBatch(ROWS, PageTables(WIDTH))
     batch.follow(NAMES, table)
-    batch.submitted()
-    assert batch.sampled(batch.decoding, np.array([5, 6, 7])) == [5, 6, 7]
+    assert batch.decoding.sampled([5, 6, 99, 7, 98]) == [5, 6, 7]
+    assert batch.follow(NAMES, table) is False
     inputs = batch.inputs(ROWS)
     assert inputs.tokens.tolist() == [[5], [6], [0], [7], [0]]
     assert inputs.start_pos.tolist() == [2, 3, -1, 5, -1]
-    assert batch.follow(NAMES, table) is False
-    assert batch.inputs(ROWS).start_pos.tolist() == [2, 3, -1, 5, -1]
+
+
+def test_a_model_that_reads_nothing_gets_what_it_had() -> None:
+    table, states = three_decoding()
+    batch = DecodeBatch(ROWS, PageTables(WIDTH))
+    batch.write_blocks(states)
+    batch.follow(NAMES, table)
+    first = batch.inputs(ROWS)
+    assert first.rope_deltas == [0, 0, 0, 0]
+    batch.decoding.sampled([5, 6, 0, 7])
+    steady = batch.inputs(ROWS, changed=False, read=False)
+    assert (steady.tokens is first.tokens, steady.start_pos is first.start_pos) == (True, True)
+    assert steady.rope_deltas is None
+    assert batch.inputs(ROWS, changed=False, read=False) is steady
+    states[0].blocks[0].append(33)
+    batch.write_blocks([states[0]])
+    fresh = batch.inputs(ROWS, changed=False, read=False)
+    assert fresh.page_table[0].tolist() == [*states[0].blocks[0], 0, 0]
+    assert fresh.tokens is first.tokens
+    assert batch.inputs(ROWS, changed=False).tokens[0].tolist() == [5]
 
 
 def test_a_smaller_set_of_decodes_is_a_change() -> None:
@@ -91,9 +108,9 @@ def test_what_was_handed_out_never_changes() -> None:
     kept = [tensor.clone() for tensor in (given.tokens, given.start_pos, given.page_table)]
     states[0].blocks[0].append(33)
     batch.write_blocks([states[0]])
-    batch.submitted()
-    batch.sampled(batch.decoding, np.array([5, 6, 7]))
+    batch.decoding.sampled([5, 6, 0, 7])
     batch.follow(NAMES[:1], table)
+    batch.inputs(ROWS)
     for tensor, before in zip((given.tokens, given.start_pos, given.page_table), kept, strict=True):
         assert torch.equal(tensor, before)
     assert batch.inputs(ROWS).page_table[0].tolist() == [*states[0].blocks[0], 0, 0]

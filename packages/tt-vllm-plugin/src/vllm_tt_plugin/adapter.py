@@ -114,6 +114,10 @@ class Adapter:
         out, deltas = out
         return attrs.evolve(_result(out, sampling), rope_deltas=[int(delta) for delta in deltas])
 
+    def reads_inputs(self, commands: ReloadCommands) -> bool:
+        """Whether a decode may use the host's tokens and positions. Under version 0 it may in every step."""
+        return commands.reload_inputs or self.capabilities.decode_input_update_contract != 1
+
     def submit_decode(
         self, inputs: DecodeInputs, sampling: DeviceSampling | None, commands: ReloadCommands
     ) -> DecodeHandle:

@@ -1,11 +1,10 @@
-"""The tensors of a decode step, kept from step to step, and those of a prefill step, made for it.
+"""The tensors of a decode step and of a prefill step.
 
-A row is written when its request arrives, when its blocks change, and when its token and position advance;
-the rest of the tensors stays as it is.
+A row of the decodes' page tables is written when its request arrives or its blocks change. Tokens and
+positions are written out when a model reads them; one that keeps its own gets the old ones again.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -17,9 +16,6 @@ from vllm_tt_plugin.kv_cache import PageTables
 from vllm_tt_plugin.requests import RequestState, RequestTable
 from vllm_tt_plugin.step_data import DecodeInputs, PrefillInputs
 
-Tokens = npt.NDArray[np.integer[Any]]
-"""Sampled token ids, one for each request of a step."""
-
 
 @attrs.frozen(eq=False)
 class Decoding:
@@ -28,36 +24,37 @@ class Decoding:
     names: list[str]
     index: dict[str, int]
     states: list[RequestState]
-    outputs: list[list[int]]
-    """The generated tokens of each."""
     rows: list[int]
-    at: slice | npt.NDArray[np.intp]
-    """The same rows, to index arrays with."""
+    _outputs: list[list[int]]
 
     @classmethod
     def of(cls, states: list[RequestState]) -> "Decoding":
         names = [state.request_id for state in states]
-        rows = [row_of(state) for state in states]
         index = {name: index for index, name in enumerate(names)}
-        outputs = [state.output for state in states]
-        return cls(names, index, states, outputs, rows, _index_of(rows))
+        rows = [row_of(state) for state in states]
+        return cls(names, index, states, rows, [state.output for state in states])
+
+    def sampled(self, by_row: list[int]) -> list[int]:
+        """Note the tokens that were sampled, one for each row. Returns those of its requests."""
+        tokens = [by_row[row] for row in self.rows]
+        for output, token in zip(self._outputs, tokens, strict=True):
+            output.append(token)
+        return tokens
 
 
 class DecodeBatch:
-    """Inputs of the next decode, row by row. Free rows and requests that are still in prefill hold -1.
+    """Who decodes, and what the next decode is given.
 
-    What an adapter was given never changes under it: a new step gets new tensors.
+    What an adapter was given never changes under it: new values come in new tensors.
     """
 
     def __init__(self, rows: int, page_tables: PageTables) -> None:
         self._form = page_tables
-        self._tokens = np.zeros((rows, 1), np.int32)
-        self._positions = np.full(rows, -1, np.int32)
-        self._advance = np.zeros(rows, np.int32)
         self._blocks = page_tables.empty(rows)
-        self._show_blocks()
         self._followed_changes = -1
+        self._given: DecodeInputs | None = None
         self.decoding = Decoding.of([])
+        self._show_blocks()
 
     def write_blocks(self, changed: Sequence[RequestState], freed: Sequence[int] = ()) -> None:
         """Clear the rows ``freed``, then copy the block lists of ``changed`` into the page tables."""
@@ -82,46 +79,42 @@ class DecodeBatch:
             return False
         self._followed_changes = requests.changes
         self.decoding = Decoding.of([requests[name] for name in names])
-        at, states = self.decoding.at, self.decoding.states
-        self._positions = np.full_like(self._positions, -1)
-        self._positions[at] = [state.known - 1 for state in states]
-        self._advance = np.zeros_like(self._positions)
-        self._advance[at] = 1
-        self._tokens = np.zeros_like(self._tokens)
-        self._tokens[at, 0] = [(state.output or state.prompt)[-1] for state in states]
         return True
 
-    def submitted(self) -> None:
-        """Note that the device was given these inputs: the next ones stand a position further."""
-        self._positions = self._positions + self._advance
+    def inputs(self, rows: int, changed: bool = True, read: bool = True) -> DecodeInputs:
+        """Inputs of a decode over the first ``rows`` rows.
 
-    def sampled(self, decoding: Decoding, tokens: Tokens) -> list[int]:
-        """Note the tokens of a decode, one for each of its requests. Returns them as a list."""
-        self._tokens = self._tokens.copy()
-        self._tokens[decoding.at, 0] = tokens
-        as_list: list[int] = tokens.tolist()
-        for output, token in zip(decoding.outputs, as_list, strict=True):
-            output.append(token)
-        return as_list
+        ``changed`` is what ``follow`` said. ``read``: whether the model reads tokens and positions; if not,
+        they stay as they were last read, and most often nothing at all is new.
+        """
+        if rows != self._height:
+            self._page_table, self._height = self._page_tables[0][:rows], rows
+        given = self._given
+        if given is None or read:
+            tokens, positions = self._tokens_and_positions(rows)
+        elif given.page_table is self._page_table and given.rope_deltas is None:
+            return given
+        else:
+            tokens, positions = given.tokens, given.start_pos
+        deltas = self._rope_deltas() if changed else None
+        self._given = DecodeInputs(tokens, positions, self._page_table, self._per_layer, deltas)
+        return self._given
 
-    def rope_deltas(self) -> list[int]:
+    def _tokens_and_positions(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Free rows and requests that are still in prefill stand at -1."""
+        tokens, positions = [0] * rows, [-1] * rows
+        for state, row in zip(self.decoding.states, self.decoding.rows, strict=True):
+            tokens[row] = (state.output or state.prompt)[-1]
+            positions[row] = state.known - 1
+        tokens_array = np.array(tokens, np.int32)[:, None]
+        return torch.from_numpy(tokens_array), torch.from_numpy(np.array(positions, np.int32))
+
+    def _rope_deltas(self) -> list[int]:
         """Of each row up to the highest that decodes; 0 where nobody does."""
         deltas = [0] * (max(self.decoding.rows, default=-1) + 1)
         for state, row in zip(self.decoding.states, self.decoding.rows, strict=True):
             deltas[row] = state.rope_delta
         return deltas
-
-    def inputs(self, rows: int, changed: bool = True) -> DecodeInputs:
-        """Inputs of a decode over the first ``rows`` rows. ``changed``: what ``follow`` said."""
-        if rows != self._height:
-            self._page_table, self._height = self._page_tables[0][:rows], rows
-        return DecodeInputs(
-            tokens=torch.from_numpy(self._tokens[:rows]),
-            start_pos=torch.from_numpy(self._positions[:rows]),
-            page_table=self._page_table,
-            page_tables_per_layer=self._per_layer,
-            rope_deltas=self.rope_deltas() if changed else None,
-        )
 
 
 def prefill_inputs(
@@ -147,13 +140,6 @@ def prefill_inputs(
         page_tables_per_layer=page_tables.per_layer(tables),
         images=PrefillImages.of((state.images, end) for (state, _), end in zip(chunks, ends, strict=True)),
     )
-
-
-def _index_of(rows: list[int]) -> slice | npt.NDArray[np.intp]:
-    """Rows that follow each other are a slice, with which NumPy is several times faster."""
-    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
-        return slice(rows[0], rows[0] + len(rows))
-    return np.array(rows, np.intp)
 
 
 def _write_row(tables: npt.NDArray[np.int32], row: int, state: RequestState) -> None:

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 import torch
 from tt_scheduler import Phase, Standing
 from vllm.v1.outputs import (
@@ -14,7 +13,7 @@ from vllm.v1.outputs import (
 )
 
 from vllm_tt_plugin.adapter import Adapter
-from vllm_tt_plugin.batch import DecodeBatch, Decoding, Tokens, prefill_inputs
+from vllm_tt_plugin.batch import DecodeBatch, Decoding, prefill_inputs
 from vllm_tt_plugin.device_logprobs import device_logprobs
 from vllm_tt_plugin.device_sampling import DeviceSampler
 from vllm_tt_plugin.errors import StepError
@@ -95,12 +94,12 @@ class TTRunner:
         if step.prefill is not None:
             completed = step.prefill.completed
             sampled = self._host.sample_prefill(step.logits, completed, self._requests, grammar)
-            tokens = sampled.sampled_token_ids[:, 0].numpy()
+            tokens = sampled.sampled_token_ids[:, 0].tolist()
             return self._finish_prefill(step.prefill, tokens, sampled.logprobs_tensors)
         sampled = self._host.sample_decode(step.logits, self._requests, grammar)
         decoding = self._decodes.decoding
-        tokens = sampled.sampled_token_ids[:, 0].numpy()[decoding.at]
-        return self._finish_decode(decoding, tokens, _rows_of(sampled.logprobs_tensors, decoding.rows))
+        tokens = sampled.sampled_token_ids[:, 0].tolist()
+        return _finish_decode(decoding, tokens, _rows_of(sampled.logprobs_tensors, decoding.rows))
 
     def drain(self) -> None:
         """Wait for all that the device was given."""
@@ -136,9 +135,10 @@ class TTRunner:
         if result.tokens is not None:
             assert sampling is not None, "the device samples only what it was told to"
             logprobs = device_logprobs(sampling, result, rows)
-            return self._finish_prefill(step, result.tokens.numpy()[rows], logprobs)
+            tokens = result.tokens.tolist()
+            return self._finish_prefill(step, [tokens[row] for row in rows], logprobs)
         if not rows:
-            return self._finish_prefill(step, np.zeros(0, np.int64), None)
+            return self._finish_prefill(step, [], None)
         assert result.logits is not None, "a step gives tokens or logits"
         return _Unsampled(result.logits[rows], step)
 
@@ -151,9 +151,9 @@ class TTRunner:
             self._pending.drain()
         rows = self._adapter.decode_rows(len(requests.by_row))
         sampling = self._device.for_decode(requests, rows) if on_device else None
-        handle = self._adapter.submit_decode(decodes.inputs(rows, changed), sampling, commands)
+        inputs = decodes.inputs(rows, changed, read=self._adapter.reads_inputs(commands))
+        handle = self._adapter.submit_decode(inputs, sampling, commands)
         self._reloads.submitted()
-        decodes.submitted()
         if sampling is None:
             logits = self._adapter.read_decode(handle).logits
             assert logits is not None, "a decode that the host samples gives logits"
@@ -167,7 +167,7 @@ class TTRunner:
         assert result.tokens is not None, "a decode that the device samples gives tokens"
         assert handle.sampling is not None, "only decodes that the device samples are left under way"
         logprobs = device_logprobs(handle.sampling, result, decoding.rows)
-        return self._finish_decode(decoding, result.tokens.numpy()[decoding.at], logprobs)
+        return _finish_decode(decoding, result.tokens.tolist(), logprobs)
 
     def _idle(self) -> ModelRunnerOutput:
         self._device.metrics.write()
@@ -176,29 +176,29 @@ class TTRunner:
         return EMPTY_MODEL_RUNNER_OUTPUT
 
     def _finish_prefill(
-        self, step: _Prefill, tokens: Tokens, logprobs: LogprobsTensors | None
+        self, step: _Prefill, tokens: list[int], logprobs: LogprobsTensors | None
     ) -> ModelRunnerOutput:
-        sampled = tokens.tolist()
-        for state, token in zip(step.completed, sampled, strict=True):
+        for state, token in zip(step.completed, tokens, strict=True):
             state.output.append(token)
         # vLLM finds logprobs by a request's index, so those without a token stand last.
         names = [state.request_id for state in step.completed + step.unfinished]
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[[token] for token in sampled] + [[] for _ in step.unfinished],
+            sampled_token_ids=[[token] for token in tokens] + [[] for _ in step.unfinished],
             logprobs=None if logprobs is None else logprobs.tolists(),
         )
 
-    def _finish_decode(
-        self, decoding: Decoding, tokens: Tokens, logprobs: LogprobsTensors | None
-    ) -> ModelRunnerOutput:
-        return ModelRunnerOutput(
-            req_ids=decoding.names,
-            req_id_to_index=decoding.index,
-            sampled_token_ids=[[token] for token in self._decodes.sampled(decoding, tokens)],
-            logprobs=None if logprobs is None else logprobs.tolists(),
-        )
+
+def _finish_decode(
+    decoding: Decoding, by_row: list[int], logprobs: LogprobsTensors | None
+) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        req_ids=decoding.names,
+        req_id_to_index=decoding.index,
+        sampled_token_ids=[[token] for token in decoding.sampled(by_row)],
+        logprobs=None if logprobs is None else logprobs.tolists(),
+    )
 
 
 def _rows_of(logprobs: LogprobsTensors | None, rows: list[int]) -> LogprobsTensors | None:

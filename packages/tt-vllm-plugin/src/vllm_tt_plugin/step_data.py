@@ -36,7 +36,10 @@ class PrefillInputs:
 
 @attrs.frozen
 class DecodeInputs:
-    """One token for each row; rows whose position is -1 are passed over."""
+    """One token for each row; rows whose position is -1 are passed over.
+
+    Tokens and positions are old where the model was not told to reload its inputs.
+    """
 
     tokens: torch.Tensor
     """int32 ``[B, 1]``."""
