@@ -18,6 +18,7 @@ from elastic_ep.rank import run_rank
 from elastic_ep.runner import EagerRunner, Program, Runner
 from elastic_ep.seat import Patience
 from elastic_ep.testing.toy import ToyConfig, ToyService
+from elastic_ep.transport import Op, Span, Transport
 from elastic_ep.transport_nixl import NixlTransport
 
 ENVIRONMENT = {"UCX_NET_DEVICES": "lo", "OMP_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "WARN"}
@@ -32,6 +33,14 @@ class SlowCapture(EagerRunner):
     def _record(self, program: Program) -> Program:
         time.sleep(0.1)
         return program
+
+
+class SlowReads(NixlTransport):
+    """Takes a while to begin a read, as large experts take to copy."""
+
+    def read(self, peer: str, spans: Iterable[Span]) -> Op:
+        time.sleep(0.1)
+        return super().read(peer, spans)
 
 
 @attrs.frozen
@@ -54,12 +63,13 @@ class ToyGroup:
         run: Callable[..., None] = run_rank,
         on_loss: OnLoss = OnLoss.RELOAD,
         balancer: Balancer | None = None,
+        make_transport: Callable[[str], Transport] = NixlTransport,
     ) -> "ToyGroup":
         config = attrs.evolve(config, log=str(folder))
         main = functools.partial(
             run,
             build=functools.partial(ToyService, config),
-            make_transport=NixlTransport,
+            make_transport=make_transport,
             make_runner=make_runner,
         )
         fingerprint = config.fingerprint
