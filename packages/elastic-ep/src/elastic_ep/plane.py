@@ -16,8 +16,8 @@ from elastic_ep.transport import Transport
 class Plane:
     """The transport with everything registered, the lane, the programs over it, and who prepares changes.
 
-    ``peers`` are the ranks that it is connected to, by transport name; ``ended`` is called when a
-    preparation is.
+    ``peers`` are the ranks that it is connected to, by transport name; it is ``degraded`` while experts are
+    missing. ``ended`` is called when a preparation is.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Plane:
         self.card = transport.card()
         self.step = Step(service, self.lane, board, make_runner, seat.counting > 0)
         self.peers: dict[int, str] = {}
+        self.degraded = False
         self.preparer = Preparer(
             seat.rank, service, transport, self.step.capture, ended, seat.patience.give_up, seat.niceness
         )
@@ -54,9 +55,11 @@ class Plane:
         """Put a placement to use, between two steps. What is prepared only needs copying."""
         if ready is not None and ready.tables is not None and ready.placement == placement:
             self._board.write(ready.tables)
+            self.degraded = ready.degraded
         else:
             self._reload(placement)
             self._board.write(tables(placement))
+            self.degraded = bool(placement.missing())
         if not self.step.in_place:
             self.step.capture()
 

@@ -23,7 +23,8 @@ NAP = 0.0005
 
 @attrs.frozen
 class Preparation:
-    """What came of preparing: peers that were connected to, and the tables of the stage's placement."""
+    """What came of preparing: peers that were connected to, the tables of the stage's placement, and whether
+    experts are missing from it."""
 
     ballot: Ballot
     placement: Placement
@@ -31,6 +32,7 @@ class Preparation:
     tables: RoutingTables | None
     seconds: float
     why: str = ""
+    degraded: bool = False
 
 
 class Preparer:
@@ -86,8 +88,8 @@ class Preparer:
                 made = self._prepare(work)
             except Exception as error:  # noqa: BLE001 - whatever a model or a compiler raises fails the stage
                 why = f"{type(error).__name__}: {error}"
-            seconds = time.monotonic() - began
-            self._done(Preparation(ballot, stage.placement, work.new, made, seconds, why))
+            degraded, seconds = bool(stage.placement.missing()), time.monotonic() - began
+            self._done(Preparation(ballot, stage.placement, work.new, made, seconds, why, degraded))
 
         self._thread = threading.Thread(target=run, name="prepare", daemon=True)
         self._thread.start()

@@ -55,8 +55,7 @@ from elastic_ep.wire import Ballot, CommitAt, Fence, Hello, Message
 Cards = tuple[tuple[int, bytes], ...]
 
 IDLE, ALERT = 0.002, 0.0005
-"""Seconds between polls of a rank that does not serve: before it is prepared, and when it is called for any
-step now."""
+"""Seconds between polls of a rank that does not serve, and of one that is called for any step now."""
 
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a thread lets others run: word of a fence must not wait for the serving one."""
@@ -104,6 +103,7 @@ class Rank:
         self._fence = attrs.astuple(ballot)
         self._stuck: tuple[Ballot, float] | None = None
         self._prepared: Preparation | None = None
+        self._flipped: Flipped | None = None
         self._leaves = False
         self._voice = Voice(seat)
 
@@ -129,6 +129,10 @@ class Rank:
     # What happens
 
     def _listen(self) -> None:
+        if self._flipped is not None:
+            # Only now: the others waited for the step after the flip.
+            self.service.seen(self._flipped)
+            self._flipped = None
         while not self.inbox.empty():
             came = self.inbox.get()
             if isinstance(came, Preparation):
@@ -141,6 +145,8 @@ class Rank:
 
     def _preparation_ended(self, came: Preparation) -> None:
         self.service.seen(Readied(came.ballot.epoch, time.monotonic(), came.seconds, came.why))
+        if self.member.serving is None and came.tables is not None:
+            self.plane.step.rehearse()
         self._event(PrepareEnded(came.ballot, came.why))
         if self.member.phase == MemberPhase.PREPARED and self.member.ballot == came.ballot:
             self._prepared = came
@@ -202,7 +208,7 @@ class Rank:
         self.switch(epoch, placement)
         self.plane.step.check()
         now, work = time.monotonic(), time.thread_time() - work
-        self.service.seen(Flipped(epoch, placement, now, now - began, work, self.plane.step.captures))
+        self._flipped = Flipped(epoch, placement, now, now - began, work, self.plane.step.captures)
 
     def switch(self, epoch: int, placement: Placement) -> None:
         """Put a placement to use, between two steps."""
@@ -214,14 +220,14 @@ class Rank:
         peers = {rank: self.plane.peers[rank] for rank in others}
         note = NO_NOTE if run.announce is None else _note(run.announce)
         self.announce(run, note)
-        seconds, degraded = self.seat.patience.give_up, bool(self.member.placement.missing())
-        ballot = attrs.astuple(self.member.ballot)
-        patience = self.seat.patience.suspect
+        ballot, patience, pulse = attrs.astuple(self.member.ballot), self.seat.patience, self._voice.pulse
         watch = Watch(
-            self.plane.lane, peers, patience, lambda: self._fence > ballot, self._suspect, self._voice.pulse
+            self.plane.lane, peers, patience.suspect, lambda: self._fence > ballot, self._suspect, pulse
         )
         try:
-            notes = self.plane.step.run(run.epoch, run.step, peers, seconds, watch, note, degraded)
+            notes = self.plane.step.run(
+                run.epoch, run.step, peers, patience.give_up, watch, note, self.plane.degraded
+            )
         except FencedError:
             return
         except TransportError as error:

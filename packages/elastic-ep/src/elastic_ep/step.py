@@ -71,6 +71,12 @@ class Step:
         if self.load is not None:
             self.load.zero_()
 
+    def rehearse(self) -> None:
+        """Exchange with nobody once: what a thread does for the first time takes it longer, and in a step all
+        others would wait for that."""
+        for layer, programs in enumerate(self._layers):
+            self._lane.exchange(0, layer, {}, programs, 0.0, degraded=True)
+
     def check(self) -> None:
         """RunnerError if a static tensor was replaced or moved since the capture."""
         moved = sorted(name for name, tensor in self.static.items() if tensor is not self._captured.get(name))
