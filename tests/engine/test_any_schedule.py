@@ -34,7 +34,7 @@ def test_each_request_gets_the_tokens_that_it_gets_alone(
     name: str, oracle_engine: Engines, watch: Callable[[LLM], PlanWatch]
 ) -> None:
     watches: dict[LLM, PlanWatch] = {}
-    tokens = 0
+    steps = tokens = 0
 
     @settings(
         max_examples=examples_of(name),
@@ -44,18 +44,20 @@ def test_each_request_gets_the_tokens_that_it_gets_alone(
     )
     @given(timelines)
     def scenario(timeline: list[Event]) -> None:
-        nonlocal tokens
+        nonlocal steps, tokens
         # The same one each time, until a failure leaves requests behind.
         engine = oracle_engine(**PLAIN | CONFIGURATIONS[name])
         if engine not in watches:
             watches[engine] = watch(engine)
         watches[engine].plans.clear()
         tokens += play(engine, timeline)
+        steps += len(watches[engine].plans)
         assert not watches[engine].owners, "rows are still held"
 
     scenario()
-    print(f"{tokens} tokens")
+    print(f"{steps} steps, {tokens} tokens")
     if name in PAIRS:
+        assert steps >= 3_500, steps
         assert tokens >= 5_000, tokens
 
 
