@@ -1,10 +1,6 @@
-"""Runs in a process of its own on a mock cluster: opens meshes through the plugin, and tells what came of it.
+"""Open meshes through the plugin, in a process of their own on a mock cluster, and tell what came of it."""
 
-python mesh_checks.py '[[MESH_DEVICE, SETTINGS, FABRIC_OF_THE_MODEL], ...]'
-"""
-
-import json
-import sys
+import ast
 from typing import Any
 
 import ttnn
@@ -13,28 +9,13 @@ from vllm_tt_plugin.errors import TTPluginError
 from vllm_tt_plugin.mesh import MeshSpec
 from vllm_tt_plugin.mesh_ttnn import TtnnMesh
 
+from .calls import FILES, texts
+from .counted import Counted
+
 REGIONS = ("L1", "L1_SMALL", "TRACE")
 
 
-class Calls:
-    """The real ttnn's calls, counted on their way."""
-
-    def __init__(self) -> None:
-        self.fabrics: list[dict[str, Any]] = []
-        self.closed = 0
-        self._set_fabric, self._close = ttnn.set_fabric_config, ttnn.close_mesh_device
-        ttnn.set_fabric_config, ttnn.close_mesh_device = self.set_fabric, self.close
-
-    def set_fabric(self, config: Any, **others: Any) -> None:
-        self.fabrics.append({"config": config.name} | {name: value.name for name, value in others.items()})
-        self._set_fabric(config, **others)
-
-    def close(self, mesh: Any) -> None:
-        self.closed += 1
-        self._close(mesh)
-
-
-def opened(calls: Calls, name: str, settings: dict[str, Any], model: dict[str, str]) -> dict[str, Any]:
+def opened(calls: Counted, name: str, settings: dict[str, Any], model: dict[str, str]) -> dict[str, Any]:
     """Open one mesh, with a submesh for each chip, and close it twice."""
     of_model = {"config": getattr(ttnn.FabricConfig, model["config"])} if model else {}
     calls.fabrics, calls.closed = [], 0
@@ -66,10 +47,14 @@ def opened(calls: Calls, name: str, settings: dict[str, Any], model: dict[str, s
     }
 
 
-def main(asked: list[tuple[str, dict[str, Any], dict[str, str]]]) -> None:
-    calls = Calls()
-    print(json.dumps([opened(calls, *case) for case in asked]))
+def opened_all(asked: list[tuple[str, dict[str, Any], dict[str, str]]]) -> list[dict[str, Any]]:
+    """Of each [MESH_DEVICE, settings, fabric of the model]."""
+    calls = Counted()
+    return [opened(calls, *case) for case in asked]
 
 
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+def run_texts() -> None:
+    """The code that our sources hold as text, to ask ttnn in a child process."""
+    for path in FILES:
+        for text in texts(ast.parse(path.read_text())):
+            exec(compile(text, path, "exec"), {})

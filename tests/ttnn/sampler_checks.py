@@ -1,17 +1,12 @@
-"""Checks of the sampler on a mock cluster, in a process of their own; what came of each is printed as JSON.
+"""Checks of the sampler on a mock cluster, in a process of their own."""
 
-`python -m tests.ttnn.sampler_checks ROWS COLUMNS FABRIC`
-"""
-
-import json
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import ttnn
+from tt_mock.ttnn_shadows import Shadows
 from tt_sampling import (
     ParamsError,
     RowParams,
@@ -22,8 +17,6 @@ from tt_sampling import (
     ttnn_sampler,
 )
 from tt_sampling.ttnn_sampler import ROWS, TtnnSampler
-
-from .shadows import Shadowed
 
 VOCAB = 4096
 MIXED = [
@@ -49,7 +42,7 @@ class Checks:
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
-        self.shadows = Shadowed(mesh)
+        self.shadows = Shadows(mesh)
         ttnn_sampler.ttnn = self.shadows  # type: ignore[attr-defined]
 
     def on_mesh(self, logits: torch.Tensor) -> Any:
@@ -153,22 +146,3 @@ class Checks:
 def refused(kind: type[Exception], call: Callable[[], Any], told: str) -> None:
     with pytest.raises(kind, match=told):
         call()
-
-
-def main(rows: int, columns: int, fabric: str) -> None:
-    if fabric:
-        ttnn.set_fabric_config(getattr(ttnn.FabricConfig, fabric))
-    mesh = ttnn.open_mesh_device(ttnn.MeshShape(rows, columns))
-    outcomes = {}
-    for name in [name for name in dir(Checks) if name.startswith("check_")]:
-        try:
-            getattr(Checks(mesh), name)()
-            outcomes[name] = ""
-        except Exception:  # noqa: BLE001 (told to the test, which fails)
-            outcomes[name] = traceback.format_exc()
-    ttnn.close_mesh_device(mesh)
-    print(json.dumps(outcomes))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

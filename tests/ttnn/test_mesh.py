@@ -3,16 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from vllm_tt_plugin.data_parallel import VISIBLE, Visible, device_groups
 
-from .mock_cluster import environment
+from .conftest import Watched
 
-SCRIPT = Path(__file__).with_name("mesh_checks.py")
 SHAPES = {"N150": (1, 1), "N300": (1, 2), "N150x4": (1, 4), "T3K": (1, 8), "TG": (8, 4)}
 """A product for each shape that products have."""
 CHIPS = {"n150": 1, "n300": 2, "t3k": 8, "galaxy": 32, "galaxy_torus": 32, "p150": 1}
@@ -44,15 +42,22 @@ def products(chips: int, fabric: str) -> list[Case]:
 
 
 WRONG = Case("", None, says="Expected one of DISABLED, FABRIC_1D", settings={"fabric_config": "FABRIC_3D"})
-RELAXED = {"fabric_reliability_mode": "RELAXED_INIT"}
+CHOSEN = {
+    "fabric_reliability_mode": "RELAXED_INIT",
+    "trace_region_size": 10_000_000,
+    "worker_l1_size": 1_000_000,
+    "l1_small_size": 24_576,
+}
 CASES = {
     "n150": [*products(1, ""), Case("", (1, 1)), WRONG],
     "n300": [
         *products(2, "FABRIC_1D"),
         Case("", (1, 2), "FABRIC_1D"),
         Case("(2,1)", (2, 1), "FABRIC_1D"),
-        Case("N300", (1, 2), "FABRIC_1D", settings=RELAXED),
         WRONG,
+        Case("N300", (1, 2), "FABRIC_1D"),
+        Case("N300", (1, 2), "FABRIC_1D", settings=CHOSEN),
+        Case("N300", (1, 2), "FABRIC_1D", settings={"trace_region_size": 0}),
     ],
     "t3k": [
         *products(8, "FABRIC_1D"),
@@ -82,22 +87,28 @@ CASES = {
 }
 
 
-def told_by(command: list[str], env: dict[str, str]) -> Any:
-    """What a process prints as JSON."""
-    run = subprocess.run(
-        [sys.executable, *command], env=env, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert run.stdout, f"ended with {run.returncode}:\n{run.stderr[-4000:]}"
-    return json.loads(run.stdout)
-
-
-@pytest.fixture(scope="module", params=CASES)
-def opened(request: pytest.FixtureRequest, folder: Path) -> list[tuple[Case, dict[str, Any]]]:
+def outcomes(mock: Watched, cluster: str) -> list[tuple[Case, dict[str, Any]]]:
     """The cases of one cluster, and what came of each; all in one process, so that none leaves a trace."""
-    cases = CASES[request.param]
-    asked = json.dumps([[case.mesh, case.settings, case.model] for case in cases])
-    outcomes = told_by([str(SCRIPT), asked], environment(request.param, folder))
-    return list(zip(cases, outcomes, strict=True))
+    cases = CASES[cluster]
+    asked = [[case.mesh, case.settings, case.model] for case in cases]
+    return list(zip(cases, mock.run(cluster, "mesh_checks.opened_all", asked), strict=True))
+
+
+def texts(mock: Watched) -> None:
+    """Runs what the plugin asks ttnn in a child process."""
+    mock.run("n150", "mesh_checks.run_texts")
+
+
+def of_a_rank(mock: Watched) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """The devices that the second of two ranks is dealt, and what came of its own mesh and of a whole one."""
+    _, group = device_groups(Visible.of(None, devices=4, chips=8), 2, SHAPES["N150x4"])
+    asked = [["N150x4", {}, {}], ["T3K", {}, {}]]
+    return group, mock.run("t3k", "mesh_checks.opened_all", asked, **{VISIBLE: ",".join(group)})
+
+
+@pytest.fixture(params=CASES)
+def opened(request: pytest.FixtureRequest, mock: Watched) -> list[tuple[Case, dict[str, Any]]]:
+    return outcomes(mock, request.param)
 
 
 def test_meshes_open_as_asked_for(opened: list[tuple[Case, dict[str, Any]]]) -> None:
@@ -125,13 +136,8 @@ def test_what_cannot_be_opened_is_refused_in_words(opened: list[tuple[Case, dict
         assert outcome["refused"] == ("ConfigurationError" if case is WRONG else "MeshError")
 
 
-def test_reliability_and_regions_reach_the_device(folder: Path) -> None:
-    chosen = {"trace_region_size": 10_000_000, "worker_l1_size": 1_000_000, "l1_small_size": 24_576}
-    settings: list[dict[str, Any]] = [{}, {**chosen, **RELAXED}, {"trace_region_size": 0}]
-    cases = [["N300", one, {}] for one in settings]
-    default, set_by_user, without_traces = told_by(
-        [str(SCRIPT), json.dumps(cases)], environment("n300", folder)
-    )
+def test_reliability_and_regions_reach_the_device(mock: Watched) -> None:
+    *_, (_, default), (_, set_by_user), (_, without_traces) = outcomes(mock, "n300")
     assert default["fabrics"] == [{"config": "FABRIC_1D"}, {"config": "DISABLED"}]
     opening, closing = set_by_user["fabrics"]
     assert opening == {"config": "FABRIC_1D", "reliability_mode": "RELAXED_INIT"}
@@ -147,9 +153,11 @@ def test_reliability_and_regions_reach_the_device(folder: Path) -> None:
     assert default["bytes"]["L1"] > set_by_user["bytes"]["L1"]
 
 
-def test_the_doctor_tells_the_mesh_that_would_open(folder: Path) -> None:
+def test_the_doctor_tells_the_mesh_that_would_open(mock: Watched) -> None:
     visible = {"MESH_DEVICE": "(2,2)", "TT_VISIBLE_DEVICES": "0,1"}
-    told = told_by(["-m", "vllm_tt_plugin", "doctor", "--json"], environment("t3k", folder) | visible)
+    command = [sys.executable, "-m", "vllm_tt_plugin", "doctor", "--json"]
+    env = mock.clusters.environment("t3k") | visible
+    told = json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False).stdout)
     # On a T3K a number in TT_VISIBLE_DEVICES is a board of two chips.
     probe = told["facts"]["probe"]
     assert (probe["devices"], probe["chips"], probe["cluster"]) == (2, 4, "N300_2x2")
@@ -157,11 +165,7 @@ def test_the_doctor_tells_the_mesh_that_would_open(folder: Path) -> None:
     assert mesh.startswith("a 2x2 mesh; fabric FABRIC_1D, unless the model asks for another")
 
 
-def test_a_rank_opens_its_mesh_on_the_devices_that_it_was_dealt(folder: Path) -> None:
-    t3k = Visible.of(None, devices=4, chips=8)
-    _, group = device_groups(t3k, 2, SHAPES["N150x4"])
-    env = environment("t3k", folder) | {VISIBLE: ",".join(group)}
-    asked = json.dumps([["N150x4", {}, {}], ["T3K", {}, {}]])
-    own, whole = told_by([str(SCRIPT), asked], env)
+def test_a_rank_opens_its_mesh_on_the_devices_that_it_was_dealt(mock: Watched) -> None:
+    group, (own, whole) = of_a_rank(mock)
     assert (group, own["shape"], own["fabric"]) == (("2", "3"), [1, 4], "FABRIC_1D")
     assert "needs 8 chips, and 4 are visible" in whole["says"]

@@ -1,12 +1,7 @@
-"""Checks of the ttnn Llama on a mock cluster, in a process of their own; it prints what came of each as JSON.
-
-`python -m tests.ttnn.ttnn_llama_checks COLUMNS FABRIC FOLDER`
-"""
+"""Checks of the ttnn Llama on a mock cluster, in a process of their own."""
 
 import importlib
-import json
-import sys
-import traceback
+import tempfile
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,13 +12,15 @@ import torch
 import ttnn
 from torch import Tensor
 from transformers import AutoConfig
+from tt_mock import Traced
+from tt_mock.ttnn_shadows import Shadows
 from tt_registry.bundles import read_bundle
 from tt_registry.importing import BundleFinder
 from tt_sampling import RowParams, TTSamplingParams, pack, ttnn_sampler
 
 from tests.models.torch_llama_driver import make_checkpoint
 
-from .ttnn_llama_shadows import LlamaShadows, TracedShadows
+from .checks import outcomes
 
 BUNDLES = Path(__file__).parents[2] / "examples/models"
 LAYERS, HEAD, BLOCK, WIDTH, ROWS, VOCAB = 2, 32, 32, 8, 4, 512
@@ -65,7 +62,7 @@ def prompt(length: int) -> list[int]:
     return tokens
 
 
-def stand_in(shadows: TracedShadows) -> None:
+def stand_in(shadows: Traced) -> None:
     """Put `shadows` where the bundle and the sampler have ttnn."""
     package = bundle("ttnn-llama").__module__.rpartition(".")[0]
     for name in ("ttnn_adapter", "ttnn_model", "ttnn_inputs"):
@@ -156,7 +153,7 @@ class Checks:
 
     def __init__(self, mesh: Any, folder: Path) -> None:
         self.mesh, self.folder, self.devices = mesh, folder, mesh.shape[1]
-        self.shadows = TracedShadows(LlamaShadows(mesh))
+        self.shadows = Traced(Shadows(mesh))
         stand_in(self.shadows)
 
     def loaded(self, name: str = "ttnn-llama", **settings: Any) -> Any:
@@ -282,25 +279,15 @@ def refused(told: str, call: Callable[[], Any]) -> None:
         call()
 
 
-def main(columns: int, fabric: str, folder: Path) -> None:
+def on_a_line(columns: int, fabric: str) -> dict[str, str]:
     sizes: dict[str, Any] = SIZES | {"intermediate_size": 32 * columns, "max_position_embeddings": 4096}
     if columns > 1:
         sizes |= {"num_attention_heads": 2 * columns, "num_key_value_heads": columns}
         sizes |= {"tie_word_embeddings": True, "rope_parameters": SCALED, "max_shard_size": "200KB"}
-    make_checkpoint(folder, **sizes, dtype=torch.bfloat16)
-    if fabric:
-        ttnn.set_fabric_config(getattr(ttnn.FabricConfig, fabric))
+    ttnn.set_fabric_config(getattr(ttnn.FabricConfig, fabric))
     mesh = ttnn.open_mesh_device(ttnn.MeshShape(1, columns), trace_region_size=10_000_000)
-    outcomes = {}
-    for name in [name for name in dir(Checks) if name.startswith("check_")]:
-        try:
-            getattr(Checks(mesh, folder), name)()
-            outcomes[name] = ""
-        except Exception:  # noqa: BLE001 (told to the test, which fails)
-            outcomes[name] = traceback.format_exc()
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder), **sizes, dtype=torch.bfloat16)
+        told = outcomes(Checks, mesh, Path(folder))
     ttnn.close_mesh_device(mesh)
-    print(json.dumps(outcomes))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    return told

@@ -1,15 +1,13 @@
-"""Serves the ttnn Llama through the engine on a mock N150; what came of it is printed as JSON.
+"""Serves the ttnn Llama through the engine; the environment has MESH_DEVICE and EXTRA_MODELS_DIR."""
 
-`python -m tests.ttnn.ttnn_llama_engine FOLDER`, with MESH_DEVICE and EXTRA_MODELS_DIR in the environment.
-"""
-
-import json
-import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tt_mock import Traced
+from tt_mock.ttnn_shadows import Shadows
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm_tt_plugin import entrypoints
@@ -17,17 +15,21 @@ from vllm_tt_plugin import entrypoints
 from tests.models.torch_llama_driver import make_checkpoint
 
 from .ttnn_llama_checks import CAPACITY, ROWS, SIZES, Driver, loaded, prompt, stand_in
-from .ttnn_llama_shadows import LlamaShadows, TracedShadows
 
 LENGTHS = (40, 3, 129, 70, 31)
 """More prompts than rows; the longest takes several chunks."""
 TOKENS = 12
 
 
-def main(folder: Path) -> None:
+def served() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return served_from(Path(folder))
+
+
+def served_from(folder: Path) -> dict[str, Any]:
     make_checkpoint(folder, **SIZES, max_position_embeddings=CAPACITY, dtype=torch.bfloat16)
     entrypoints.register()
-    shadows = TracedShadows(LlamaShadows(SimpleNamespace(shape=(1, 1))))
+    shadows = Traced(Shadows(SimpleNamespace(shape=(1, 1))))
     stand_in(shadows)
     engine = LLM(
         model=str(folder),
@@ -39,7 +41,7 @@ def main(folder: Path) -> None:
         additional_config={"tt": {"sample_on_device_mode": "all"}},
     )
 
-    def served(**asked: Any) -> dict[str, Any]:
+    def generated(**asked: Any) -> dict[str, Any]:
         params = SamplingParams(
             temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, **asked
         )
@@ -53,15 +55,10 @@ def main(folder: Path) -> None:
         }
 
     torch_bundle = Driver(loaded("torch-llama", folder, None), 1)
-    told = {
+    return {
         "expected": [torch_bundle.greedy({0: prompt(length)}, TOKENS)[0][length:] for length in LENGTHS],
-        "on device": served(),
-        "on host": served(logprobs=1),  # the device returns none
+        "on device": generated(),
+        "on host": generated(logprobs=1),  # the device returns none
         "traces": len(shadows.traces),
         "compiled": shadows.mesh.num_program_cache_entries() - shadows.programs,
     }
-    print(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
