@@ -77,7 +77,7 @@ class TTLaneCoordinator(SchedulerInterface):
     def schedule(self, throttle_prefills: bool = False) -> LanePlan:
         """One step of all lanes, merged."""
         step = self._director.step(self.lanes, throttle_prefills)
-        plan = LanePlan.merged(step.outputs, step.phase, step.rows)
+        plan = LanePlan.merged(step.outputs, step.phase, step.rows, step.moves_requests)
         for request_id in plan.finished_req_ids:
             self._lane_of.pop(request_id, None)
         return plan
@@ -157,6 +157,9 @@ class TTLaneCoordinator(SchedulerInterface):
     def get_request_counts(self) -> tuple[int, int]:
         counts = [lane.get_request_counts() for lane in self.lanes]
         return sum(running for running, _ in counts), sum(waiting for _, waiting in counts)
+
+    def has_requests(self) -> bool:
+        return any(lane.has_requests() for lane in self.lanes)
 
     def get_num_unfinished_requests(self) -> int:
         return sum(lane.get_num_unfinished_requests() for lane in self.lanes)

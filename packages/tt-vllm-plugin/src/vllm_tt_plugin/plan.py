@@ -59,25 +59,31 @@ class LanePlan(StepPlan):
     lane_outputs: tuple[SchedulerOutput, ...] = ()
 
     @classmethod
-    def merged(cls, outputs: tuple[SchedulerOutput, ...], phase: Phase, rows: dict[str, int]) -> "LanePlan":
-        """Join what the lanes scheduled. Request ids are unique over lanes; block ids are not."""
+    def merged(
+        cls, outputs: tuple[SchedulerOutput, ...], phase: Phase, rows: dict[str, int], moves_requests: bool
+    ) -> "LanePlan":
+        """Join what the lanes scheduled. Request ids are unique over lanes; block ids are not.
+
+        While no request moves, what tells of moves is as empty in one lane's output as in all.
+        """
         plan = cls.__new__(cls)
-        vars(plan).update(vars(outputs[0]))
         vars(plan).update(
-            scheduled_new_reqs=_chained([output.scheduled_new_reqs for output in outputs]),
+            vars(outputs[0]),
             scheduled_cached_reqs=_joined([output.scheduled_cached_reqs for output in outputs]),
             num_scheduled_tokens=_united([output.num_scheduled_tokens for output in outputs]),
             total_num_scheduled_tokens=sum([output.total_num_scheduled_tokens for output in outputs]),
             scheduled_encoder_inputs=_united([output.scheduled_encoder_inputs for output in outputs]),
-            finished_req_ids=set().union(*[output.finished_req_ids for output in outputs]),
             free_encoder_mm_hashes=_chained([output.free_encoder_mm_hashes for output in outputs]),
-            preempted_req_ids=set().union(*[output.preempted_req_ids or () for output in outputs]),
             has_structured_output_requests=True in [o.has_structured_output_requests for o in outputs],
             pending_structured_output_tokens=True in [o.pending_structured_output_tokens for o in outputs],
             phase=phase,
             rows=rows,
             lane_outputs=outputs,
         )
+        if moves_requests:
+            plan.scheduled_new_reqs = _chained([output.scheduled_new_reqs for output in outputs])
+            plan.finished_req_ids = set().union(*[output.finished_req_ids for output in outputs])
+            plan.preempted_req_ids = set().union(*[output.preempted_req_ids or () for output in outputs])
         return plan
 
     def __getstate__(self) -> dict[str, Any]:

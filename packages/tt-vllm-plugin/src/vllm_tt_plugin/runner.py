@@ -73,15 +73,21 @@ class TTRunner:
         self._ran: _Unsampled | ModelRunnerOutput | AsyncModelRunnerOutput | None = None
 
     def execute(self, plan: StepPlan) -> ModelRunnerOutput | None:
-        """Run one step. Returns the output of an empty one; that of any other is asked of ``sample``."""
+        """Run one step. Returns its output if that is there at once, and else None: ask ``sample`` for it.
+
+        With ``overlap`` vLLM always asks, but for that of an empty step.
+        """
         if not self._continues(plan):
             self._pending.drain()
         self._requests.apply(plan)
         self._decodes.write_blocks(self._requests.blocks_changed, self._requests.rows_freed)
         if plan.phase is Phase.EMPTY:
             return self._idle()
-        self._ran = self._prefill(plan) if plan.phase is Phase.PREFILL else self._decode(plan)
+        ran = self._prefill(plan) if plan.phase is Phase.PREFILL else self._decode(plan)
         self._seen_changes = self._requests.changes
+        if isinstance(ran, ModelRunnerOutput) and not self._overlap:
+            return ran
+        self._ran = ran
         return None
 
     def sample(self, grammar: "GrammarOutput | None") -> ModelRunnerOutput | AsyncModelRunnerOutput:

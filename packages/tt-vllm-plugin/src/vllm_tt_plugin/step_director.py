@@ -35,6 +35,8 @@ class Step:
     phase: Phase
     outputs: tuple[SchedulerOutput, ...]
     rows: dict[str, int]
+    moves_requests: bool
+    """Whether any lane starts, ends, preempts or resumes a request."""
 
 
 @attrs.frozen
@@ -77,13 +79,14 @@ class StepDirector:
             self._note(StepRecord(phase, prefill_tokens=padded_tokens), work, now)
         else:
             self._note(StepRecord(phase, decode_rows=tokens), work, now)
-        rows = self._account_rows(outputs)
-        preempted = sum([len(output.preempted_req_ids or ()) for output in outputs])
+        moves = True in [moves_requests(output) for output in outputs]
+        rows = self._account_rows(outputs) if moves else {}
+        preempted = sum([len(output.preempted_req_ids or ()) for output in outputs]) if moves else 0
         over_target = choice.over_target and phase is Phase.PREFILL
         self.metrics.step(phase, len(rows), preempted, falls_back, over_target, work.gap_s)
         if self.metrics.due or phase is Phase.EMPTY:
             self.metrics.write([LaneCounts(*lane.get_request_counts()) for lane in lanes])
-        return Step(phase, tuple(outputs), rows)
+        return Step(phase, tuple(outputs), rows, moves)
 
     def finished(self, step_phase: Phase) -> None:
         """Note that the oldest step under way has ended; policies learn from how long it took."""
@@ -145,8 +148,6 @@ class StepDirector:
             self._accounts.append(RowAccount(self.rows_per_lane))
         taken: dict[str, int] = {}
         for lane, (account, output) in enumerate(zip(self._accounts, outputs, strict=True)):
-            if not moves_requests(output):
-                continue
             for request_id in output.finished_req_ids:
                 account.release(request_id)
             for request_id in output.preempted_req_ids or ():
