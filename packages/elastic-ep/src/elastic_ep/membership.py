@@ -54,6 +54,12 @@ class Member:
         return self.serves and not self.halted
 
     @property
+    def others(self) -> tuple[int, ...]:
+        """The ranks that it serves with."""
+        ranks = () if self.placement is None else self.placement.ranks
+        return tuple(rank for rank in ranks if rank != self.rank)
+
+    @property
     def leads(self) -> bool:
         """The lowest serving rank announces the commit."""
         return self.serves and self.placement is not None and self.rank == min(self.placement.ranks)

@@ -215,9 +215,7 @@ class Rank:
         self.plane.switch(placement, self._prepared)
 
     def _run(self, run: Run) -> None:
-        assert self.member.placement is not None
-        others = [rank for rank in self.member.placement.ranks if rank != self.seat.rank]
-        peers = {rank: self.plane.peers[rank] for rank in others}
+        peers = {rank: self.plane.peers[rank] for rank in self.member.others}
         note = NO_NOTE if run.announce is None else _note(run.announce)
         self.announce(run, note)
         ballot, patience, pulse = attrs.astuple(self.member.ballot), self.seat.patience, self._voice.pulse
@@ -233,7 +231,7 @@ class Rank:
         except TransportError as error:
             self._stuck = self.member.ballot, time.monotonic()
             lost = self.plane.lane.lost()
-            self._suspect([rank for rank in others if peers[rank] in lost], str(error))
+            self._suspect([rank for rank, peer in peers.items() if peer in lost], str(error))
             return
         for heard in notes.values():
             self._event(Heard(CommitAt(*heard)))
