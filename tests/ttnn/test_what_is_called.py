@@ -22,6 +22,7 @@ def test_every_call_is_made_to_the_real_package(mock: Watched) -> None:
     test_ttnn_sampler.outcomes(mock, "t3k")
     test_ttnn_llama.outcomes(mock, "t3k")
     test_ttnn_llama.served(mock)
+    mock.run("n150", "tests.elastic.trace_checks.outcomes")
     assert mock.functions >= called()
     assert mock.functions - mock.made == NEVER_MADE.keys()
 
