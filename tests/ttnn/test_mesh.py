@@ -1,8 +1,10 @@
 """Meshes that the plugin opens and closes through the real ttnn, on every mock cluster."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -169,3 +171,17 @@ def test_a_rank_opens_its_mesh_on_the_devices_that_it_was_dealt(mock: Watched) -
     group, (own, whole) = of_a_rank(mock)
     assert (group, own["shape"], own["fabric"]) == (("2", "3"), [1, 4], "FABRIC_1D")
     assert "needs 8 chips, and 4 are visible" in whole["says"]
+
+
+def test_the_words_for_chips_of_another_process_are_those_of_the_driver() -> None:
+    """Nobody can hold chips that are only described, so the plugin tests `taken` on these texts."""
+    spec = importlib.util.find_spec("ttnn")
+    assert spec is not None
+    assert spec.origin is not None
+    driver = Path(spec.origin).with_name("build").joinpath("lib/libtt-umd.so").read_bytes()
+    for text in (
+        b"Waiting for lock '{}' which is currently held by thread TID: {}, PID: {}",
+        b"Waiting for KMD lock {} on {}, which is currently held by another handle",
+        b"another process is already holding the sysmem NOC address space UMD requires (often",
+    ):
+        assert text in driver

@@ -1,6 +1,7 @@
 import pytest
 from vllm_tt_plugin.errors import ConfigurationError
 from vllm_tt_plugin.mesh import HostMesh, MeshSpec, default_fabric
+from vllm_tt_plugin.mesh_ttnn import taken
 
 PRESETS = {
     (1, 1): ("N150", "P100", "P150"),
@@ -73,6 +74,33 @@ def test_other_values_name_every_form(value: str) -> None:
 )
 def test_the_fabric_that_a_cluster_gets(cluster: str, chips_in_mesh: int, fabric: str | None) -> None:
     assert default_fabric(cluster, chips_in_mesh) == fabric
+
+
+WAITS = "Waiting for lock 'CHIP_IN_USE_0_PCIe' which is currently held by thread TID: 15243, PID: 15240"
+HELD = "another process is already holding the sysmem NOC address space UMD requires"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (f"2026-11-30 16:18:16.939 | warning  |             UMD | {WAITS} (robust_mutex.cpp:476)\n", WAITS),
+        (
+            "Waiting for KMD lock 3 on 0, which is currently held by another handle",
+            "Waiting for KMD lock 3 on 0, which is currently held by another handle",
+        ),
+        (
+            "Expected sysmem to be mapped at NOC address 0x1, but it was mapped at 0x2. This usually means"
+            f" {HELD} (often a stale or crashed process from a previous run). To fix this, find and kill",
+            HELD,
+        ),
+    ],
+)
+def test_that_another_process_holds_the_chips_is_said_in_words(said: str, found: str) -> None:
+    assert taken(said) == f"another process holds the chips; end it, then start again ({found})"
+
+
+def test_other_failures_are_not_put_down_to_another_process() -> None:
+    assert taken("Timeout waiting for ARC msg request queue. Failed to open device 0: No such file") is None
 
 
 class Event:

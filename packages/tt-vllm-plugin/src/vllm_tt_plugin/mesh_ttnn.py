@@ -32,6 +32,12 @@ print("probe", json.dumps(told))
 """
 _PROBE_TIMEOUT_S = 300
 _NO_CHIPS = "No chips detected"
+_TAKEN = re.compile(
+    r"Waiting for (?:KMD )?lock .+? held by (?:thread TID: \d+, PID: \d+|another handle)"
+    r"|another process is already holding [\w ]+\w"
+)
+"""What libtt-umd 0.9.14, a part of ttnn 0.81.1, logs while it waits for the lock of a chip, without end; and
+what it raises where another process has mapped the host memory that it needs."""
 
 
 @attrs.frozen
@@ -56,16 +62,18 @@ def probe() -> Probe:
     try:
         child = subprocess.run(
             [sys.executable, "-c", _PROBE],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=_PROBE_TIMEOUT_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return Probe(failure=f"no answer within {_PROBE_TIMEOUT_S} s")
+    except subprocess.TimeoutExpired as late:
+        holder = taken((late.stdout or b"").decode(errors="replace"))
+        return Probe(failure=f"no answer within {_PROBE_TIMEOUT_S} s{f': {holder}' if holder else ''}")
     if found := re.search(r"^probe (.*)$", child.stdout, re.MULTILINE):
         return _as_told(json.loads(found[1]))
-    lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in child.stdout.splitlines() if line.strip()]
     last = lines[-1] if lines else "without a word"
     return Probe(failure=f"a process that imported it ended with {child.returncode}: {last}")
 
@@ -75,6 +83,12 @@ def _as_told(told: dict[str, Any]) -> Probe:
     if _NO_CHIPS in told.get("failure", ""):  # ttnn 0.81 raises where there is none to count
         return Probe(fabric_names=names)
     return Probe(**told, fabric_names=names)
+
+
+def taken(said: str) -> str | None:
+    """That another process holds the chips, if ttnn ``said`` so in a log or an error, and what to do."""
+    found = _TAKEN.search(said)
+    return f"another process holds the chips; end it, then start again ({found[0]})" if found else None
 
 
 def chips_found() -> int:
@@ -173,8 +187,11 @@ def _could_not_open(
     }
     asked = [f"{name} {value}" for name, value in settings.items() if value is not None]
     asked += [f"fabric {name} {value}" for name, value in fabric.items()]
+    could_not = f"ttnn could not open a {rows}x{columns} mesh ({', '.join(asked)})"
+    if holder := taken(str(failure)):
+        return f"{could_not}: {holder}."
     return (
-        f"ttnn could not open a {rows}x{columns} mesh ({', '.join(asked)}): {_in_words(failure)}."
+        f"{could_not}: {_in_words(failure)}."
         " If another process holds the chips, end it. If the fabric does not fit the cables, choose another"
         " additional_config.tt.fabric_config (FABRIC_1D fits them all) or another MESH_DEVICE; if it failed,"
         " reset the cards (tt-smi -r). `tt-vllm doctor` says more."
