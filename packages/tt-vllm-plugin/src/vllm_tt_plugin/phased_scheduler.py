@@ -51,8 +51,8 @@ class PhasedScheduler(AsyncScheduler):
         chunks = sum([request.is_prefill_chunk for request in self.running])
         complete = sum(map(self.awaits_its_last_token, self.running)) if self._plans_ahead else 0
         decodes = len(self.running) - chunks - complete
-        if not self.waiting and not self.kv_holding_waiting:
-            return Work(decodes, chunks, admissible=0)
+        if len(self.requests) == len(self.running):
+            return Work(decodes, chunks, admissible=0)  # nobody waits
         # Arrival is told in wall-clock time, by the front end.
         waited_s = time.time() - self.waiting.peek_request().arrival_time if self.waiting else 0.0
         return Work(decodes, chunks, self._admissible(chunks), waited_s=max(0.0, waited_s))

@@ -67,21 +67,28 @@ class LanePlan(StepPlan):
         While no request moves, what tells of moves is as empty in one lane's output as in all.
         """
         plan = cls.__new__(cls)
+        cached = CachedRequestData.make_empty()
         vars(plan).update(
             vars(outputs[0]),
-            scheduled_cached_reqs=_joined([output.scheduled_cached_reqs for output in outputs]),
-            num_scheduled_tokens=_united([output.num_scheduled_tokens for output in outputs]),
-            total_num_scheduled_tokens=sum([output.total_num_scheduled_tokens for output in outputs]),
-            scheduled_encoder_inputs=_united([output.scheduled_encoder_inputs for output in outputs]),
-            free_encoder_mm_hashes=_chained([output.free_encoder_mm_hashes for output in outputs]),
-            has_structured_output_requests=True in [o.has_structured_output_requests for o in outputs],
-            pending_structured_output_tokens=True in [o.pending_structured_output_tokens for o in outputs],
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens={},
+            total_num_scheduled_tokens=0,
+            scheduled_encoder_inputs={},
+            free_encoder_mm_hashes=[],
             phase=phase,
             rows=rows,
             lane_outputs=outputs,
         )
+        for output in outputs:
+            _add_requests(cached, output.scheduled_cached_reqs)
+            plan.num_scheduled_tokens.update(output.num_scheduled_tokens)
+            plan.total_num_scheduled_tokens += output.total_num_scheduled_tokens
+            plan.scheduled_encoder_inputs.update(output.scheduled_encoder_inputs)
+            plan.free_encoder_mm_hashes += output.free_encoder_mm_hashes
+            plan.has_structured_output_requests |= output.has_structured_output_requests
+            plan.pending_structured_output_tokens |= output.pending_structured_output_tokens
         if moves_requests:
-            plan.scheduled_new_reqs = _chained([output.scheduled_new_reqs for output in outputs])
+            plan.scheduled_new_reqs = [new for output in outputs for new in output.scheduled_new_reqs]
             plan.finished_req_ids = set().union(*[output.finished_req_ids for output in outputs])
             plan.preempted_req_ids = set().union(*[output.preempted_req_ids or () for output in outputs])
         return plan
@@ -91,27 +98,11 @@ class LanePlan(StepPlan):
         return {**vars(self), "lane_outputs": ()}
 
 
-def _joined(parts: list[CachedRequestData]) -> CachedRequestData:
-    return CachedRequestData(
-        req_ids=_chained([part.req_ids for part in parts]),
-        resumed_req_ids=set().union(*[part.resumed_req_ids for part in parts]),
-        new_token_ids=_chained([part.new_token_ids for part in parts]),
-        all_token_ids=_united([part.all_token_ids for part in parts]),
-        new_block_ids=_chained([part.new_block_ids for part in parts]),
-        num_computed_tokens=_chained([part.num_computed_tokens for part in parts]),
-        num_output_tokens=_chained([part.num_output_tokens for part in parts]),
-    )
-
-
-def _chained[T](lists: list[list[T]]) -> list[T]:
-    whole: list[T] = []
-    for part in lists:
-        whole += part
-    return whole
-
-
-def _united[T](dicts: list[dict[str, T]]) -> dict[str, T]:
-    whole: dict[str, T] = {}
-    for part in dicts:
-        whole.update(part)
-    return whole
+def _add_requests(whole: CachedRequestData, part: CachedRequestData) -> None:
+    whole.req_ids += part.req_ids
+    whole.resumed_req_ids |= part.resumed_req_ids
+    whole.new_token_ids += part.new_token_ids
+    whole.all_token_ids.update(part.all_token_ids)
+    whole.new_block_ids += part.new_block_ids
+    whole.num_computed_tokens += part.num_computed_tokens
+    whole.num_output_tokens += part.num_output_tokens
