@@ -25,6 +25,8 @@ EPOCH_SHIFT = 40
 Note = tuple[int, int, int, int]
 NO_NOTE: Note = (-1, -1, -1, -1)
 SPANS_KEPT = 4096
+"""Spans that are not made anew each time, the latest ones."""
+
 REGISTERED = ("out", "out_head", "in", "in_head", "results", "back")
 
 
@@ -62,7 +64,9 @@ class Lane:
         self._probes: dict[str, Op] = {}
         self._notes: dict[int, Note] = {}
         self._said = NO_NOTE
-        self._rows = functools.lru_cache(SPANS_KEPT)(self._first_rows)
+        slot = self.static["out"][0]
+        rows = functools.partial(_first_rows, rank, size_of(slot), size_of(slot[0]))
+        self._rows = functools.lru_cache(SPANS_KEPT)(rows)
         for name in REGISTERED:
             transport.register(f"lane.{name}", self.static[name])
         transport.register("lane.arrived", self._arrived)
@@ -90,7 +94,6 @@ class Lane:
         LaneError if an expert is nowhere, DeadlineError naming the ranks that were late, FencedError, and
         what the transport raises.
         """
-        self.late = ()
         self.transport.poll()
         wait(self.transport, self._unfinished(peers), seconds, interrupted)
         flag = flag_of(epoch, turn)
@@ -181,13 +184,6 @@ class Lane:
         if not op.done:
             self._open.append(op)
 
-    def _first_rows(self, here: str, there: str, rank: int, rows: int) -> tuple[Span, ...]:
-        """What is used of a slot: nothing, or one span."""
-        slot = self.static["out"][0]
-        size = size_of(slot)
-        span = Span(here, rank * size, there, self.rank * size, size_of(slot[0]) * rows)
-        return (span,) if rows else ()
-
     def _await(
         self,
         peers: dict[int, str],
@@ -205,7 +201,18 @@ class Lane:
             self.late = behind(flags, peers, flag)
             return not self.late
 
-        wait_until(self.transport, all_here, seconds, lambda: f"ranks {list(self.late)}", interrupted)
+        try:
+            wait_until(self.transport, all_here, seconds, lambda: f"ranks {list(self.late)}", interrupted)
+        finally:
+            self.late = ()
+
+
+def _first_rows(
+    own: int, slot: int, row: int, here: str, there: str, rank: int, rows: int
+) -> tuple[Span, ...]:
+    """What is used of a slot: nothing, or one span. Sizes in bytes."""
+    span = Span(here, rank * slot, there, own * slot, row * rows)
+    return (span,) if rows else ()
 
 
 def behind(flags: torch.Tensor, ranks: Sequence[int] | dict[int, str], flag: int) -> tuple[int, ...]:
