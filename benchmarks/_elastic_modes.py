@@ -8,6 +8,7 @@ again. In all of them the joiner's process is there before the commit, which fla
 import time
 from collections.abc import Callable
 
+import attrs
 from elastic_ep import (
     Ballot,
     CommitAt,
@@ -18,12 +19,14 @@ from elastic_ep import (
     Runner,
     Seat,
     Service,
+    Shape,
     Stage,
     Transport,
 )
 from elastic_ep.codec import decode, encode
 from elastic_ep.prepare import Preparation
 from elastic_ep.rank import Cards, Rank
+from elastic_ep.testing.toy import ToyConfig
 
 
 def compiled() -> Runner:
@@ -45,6 +48,32 @@ def eager_anew() -> Runner:
     runner = EagerRunner()
     runner.in_place = False
     return runner
+
+
+@attrs.frozen
+class Course:
+    """One size of group and kind of program. ``cycles`` of growing and shrinking in mode C; fewer in A and
+    B."""
+
+    few: int
+    many: int
+    cycles: int
+    baseline_cycles: int
+    compiles: bool = False
+    quiet: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.few}_to_{self.many}{'_compiled' if self.compiles else ''}"
+
+    @property
+    def config(self) -> ToyConfig:
+        return ToyConfig(Shape(layers=1, experts=2 * self.few, slots=5, max_ranks=self.many), hidden=32)
+
+    def runner(self, anew: bool = False) -> Callable[[], Runner]:
+        if self.compiles:
+            return compiled_anew if anew else compiled
+        return eager_anew if anew else EagerRunner
 
 
 def run_blocking(

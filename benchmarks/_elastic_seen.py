@@ -41,6 +41,19 @@ def intervals(records: Records, windows: Iterable[Window]) -> list[float]:
     ]
 
 
+def longest(records: Records, windows: Iterable[Window]) -> list[float]:
+    """For each step inside the windows that changes nothing, the longest time from the one before it, over
+    the ranks."""
+    found: dict[int, float] = defaultdict(float)
+    windows = list(windows)
+    for before, after in _pairs(records):
+        if before["epoch"] == after["epoch"] and any(
+            window.holds(before["at"]) and window.holds(after["at"]) for window in windows
+        ):
+            found[after["step"]] = max(found[after["step"]], after["at"] - before["at"])
+    return list(found.values())
+
+
 def rate(records: Records, windows: Iterable[Window]) -> float:
     """Steps a second of a rank inside the windows, all of them together."""
     windows = list(windows)
