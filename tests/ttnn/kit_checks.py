@@ -41,7 +41,7 @@ class Checks:
             self.shadows.of(ttnn.exp(tensor))
         known = Shadows(self.mesh, {"exp": lambda tensor, **_: tensor * 7})
         known.store(tensor, [torch.ones(32, 32)] * self.devices)
-        assert known.of(known.exp(tensor))[-1].unique().tolist() == [7.0]
+        assert bool((known.of(known.exp(tensor))[-1] == 7).all())
 
     def check_a_trace_repeats_its_calls_on_the_same_tensors(self) -> None:
         source, ones = self.put(torch.ones(1, 1, 32, 32)), self.put(torch.ones(1, 1, 32, 32))
@@ -57,7 +57,7 @@ class Checks:
             self.shadows.of(out)
         self.traced.copy(self.put(torch.full((1, 1, 32, 32), 4.0)), source)
         self.traced.execute_trace(self.mesh, trace, cq_id=0, blocking=False)
-        assert self.shadows.of(out)[-1].unique().tolist() == [5.0]
+        assert bool((self.shadows.of(out)[-1] == 5).all())
         self.traced.release_trace(self.mesh, trace)
         with pytest.raises(TraceError, match="was released"):
             self.traced.execute_trace(self.mesh, trace, cq_id=0, blocking=False)

@@ -50,11 +50,13 @@ def opened(calls: Counted, name: str, settings: dict[str, Any], model: dict[str,
 def opened_all(asked: list[tuple[str, dict[str, Any], dict[str, str]]]) -> list[dict[str, Any]]:
     """Of each [MESH_DEVICE, settings, fabric of the model]."""
     calls = Counted()
-    return [opened(calls, *case) for case in asked]
+    told = [opened(calls, *case) for case in asked]
+    run_texts()
+    return told
 
 
 def run_texts() -> None:
-    """The code that our sources hold as text, to ask ttnn in a child process."""
+    """Run what our sources hold as text, to ask ttnn in a child process, so that its calls are seen too."""
     for path in FILES:
         for text in texts(ast.parse(path.read_text())):
             exec(compile(text, path, "exec"), {})

@@ -96,11 +96,6 @@ def outcomes(mock: Watched, cluster: str) -> list[tuple[Case, dict[str, Any]]]:
     return list(zip(cases, mock.run(cluster, "mesh_checks.opened_all", asked), strict=True))
 
 
-def texts(mock: Watched) -> None:
-    """Runs what the plugin asks ttnn in a child process."""
-    mock.run("n150", "mesh_checks.run_texts")
-
-
 def of_a_rank(mock: Watched) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """The devices that the second of two ranks is dealt, and what came of its own mesh and of a whole one."""
     _, group = device_groups(Visible.of(None, devices=4, chips=8), 2, SHAPES["N150x4"])

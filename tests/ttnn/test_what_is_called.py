@@ -17,7 +17,6 @@ BY_NAME = {
 
 def test_every_call_is_made_to_the_real_package(mock: Watched) -> None:
     test_mesh.outcomes(mock, "p150")
-    test_mesh.texts(mock)
     test_mesh.of_a_rank(mock)
     test_ttnn_sampler.outcomes(mock, "t3k")
     test_ttnn_llama.outcomes(mock, "t3k")

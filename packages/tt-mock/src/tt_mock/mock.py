@@ -45,5 +45,5 @@ class MockClusters:
         Arguments and result pass as JSON; `function` is found by its module and name, and imports ttnn
         itself. `env`: more variables. Raises ChildError with the process's output when it fails.
         """
-        variables = self.environment(cluster) | env
+        variables = {**self.environment(cluster), **env}
         return call(function, *arguments, env=variables, folder=self.start, timeout_s=timeout_s)

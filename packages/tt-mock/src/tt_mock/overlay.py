@@ -83,7 +83,7 @@ def link_root(root: Path, installed: Path, binutils: Path) -> None:
     shutil.copy(Path(__file__).with_name("stand_in_compiler.sh"), compiler / COMPILER)
     (compiler / COMPILER).chmod(0o755)
     stub = compiler / "stub.o"
-    assemble = [binutils / ASSEMBLER, "-march=rv32im", "-mabi=ilp32", "-o", stub, "-"]
+    assemble: list[str | Path] = [binutils / ASSEMBLER, "-march=rv32im", "-mabi=ilp32", "-o", stub, "-"]
     subprocess.run(assemble, input=STUB, text=True, check=True)
 
 

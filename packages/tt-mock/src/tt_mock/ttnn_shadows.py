@@ -222,26 +222,31 @@ class Shadows:
     def sampling(self, values: Any, ids: Any, *, k: Any, p: Any, temp: Any) -> Any:
         """A draw as the operation describes it, with torch's numbers: seeded rows of the 32 highest."""
         out = ttnn.sampling(values, ids, k=k, p=p, temp=temp)
-        drawn = []
+        drawn: Shadow = []
+        before: Shadow = []
         for device in self._devices:
-            scores, of, top_k, top_p, scale = (self.of(part)[device] for part in (values, ids, k, p, temp))
-            places = self._drawn(scores[0, 0] * scale[:, None], top_k, top_p)
-            drawn.append(of[0, 0].gather(1, places))
+            given = [self.of(part)[device] for part in (values, ids, k, p, temp)]
+            same = bool(drawn) and all(map(torch.equal, given, before))
+            drawn.append(drawn[-1] if same else self._drawn(*given))
+            before = given
         return self.store(out, drawn)
 
-    def _drawn(self, scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-        """Places [rows, 1] in scores [rows, C]; a row without numbers, as empty ones are, draws any."""
+    def _drawn(
+        self, values: torch.Tensor, ids: torch.Tensor, k: torch.Tensor, p: torch.Tensor, temp: torch.Tensor
+    ) -> torch.Tensor:
+        """Ids [rows, 1], as one device draws them; a row without numbers, as empty ones are, draws any."""
         if self.seeds is None:
             raise ValuesError("ttnn.sampling without manual_seed: unseeded, all rows would draw alike")
-        best = scores.nan_to_num().sort(dim=-1, descending=True, stable=True)
+        scores = (values[0, 0] * temp[:, None]).nan_to_num()
+        best = scores.sort(dim=-1, descending=True, stable=True)
         ranks = torch.arange(scores.shape[-1])
-        probs = best.values.masked_fill(ranks >= top_k[:, None], -torch.inf).softmax(-1)
-        probs = probs * (probs.cumsum(-1) - probs < top_p[:, None])
-        drawn = [
+        probs = best.values.masked_fill(ranks >= k[:, None], -torch.inf).softmax(-1)
+        probs = probs * (probs.cumsum(-1) - probs < p[:, None])
+        places = [
             torch.multinomial(row, 1, generator=torch.Generator().manual_seed(int(seed)))
             for row, seed in zip(probs, self.seeds, strict=True)
         ]
-        return best.indices.gather(1, torch.stack(drawn))
+        return ids[0, 0].gather(1, best.indices.gather(1, torch.stack(places)))
 
 
 def _kind(dtype: Any) -> torch.dtype:
