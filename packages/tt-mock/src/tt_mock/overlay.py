@@ -34,7 +34,8 @@ jal zero, 1f
 def environment(cluster: str, folder: Path, tools: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The variables of `base`, and those with which a process opens `cluster`, a name of CLUSTERS.
 
-    Everything that ttnn writes goes to `folder`, which clusters and processes may share; nothing else may.
+    What ttnn writes goes to `folder`, which clusters and processes may share and nothing else may; but for some
+    KiB of shared memory for each chip.
     An assembler is unpacked into `tools` where there is none. Raises ClusterError for another name, and where
     ttnn is missing or no assembler can be had.
     """
