@@ -34,8 +34,8 @@ jal zero, 1f
 def environment(cluster: str, folder: Path, tools: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The variables of `base`, and those with which a process opens `cluster`, a name of CLUSTERS.
 
-    What ttnn writes goes to `folder`, which clusters and processes may share and nothing else may; but for some
-    KiB of shared memory for each chip.
+    What ttnn writes goes to `folder`, but for some KiB of shared memory for each chip. Clusters and processes
+    may share it; nothing else may.
     An assembler is unpacked into `tools` where there is none. Raises ClusterError for another name, and where
     ttnn is missing or no assembler can be had.
     """
