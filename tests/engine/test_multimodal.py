@@ -131,7 +131,7 @@ def processor_of(largest: int) -> Any:
     images, videos = (
         kind(patch_size=PATCH, size=sizes) for kind in (Qwen2VLImageProcessor, Qwen2VLVideoProcessor)
     )
-    return Qwen2VLProcessor(images, tokenizer, videos)
+    return Qwen2VLProcessor(images, tokenizer, videos)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="module")
