@@ -20,12 +20,10 @@ class Watched:
     _returned: dict[str, Any] = attrs.field(factory=dict, init=False)
 
     def run(self, cluster: str, function: str, *arguments: Any, **env: str) -> Any:
-        """`function`: the name of one in a module of this folder, which is imported in the process only; the
-        whole name where it is in another folder of tests."""
+        """`function`: the name of one in a module of this folder, which is imported in the process only."""
         key = json.dumps([cluster, function, arguments, env])
         if key not in self._returned:
-            name = function if function.startswith("tests.") else f"{__package__}.{function}"
-            told = self.clusters.run(cluster, watched.run, name, arguments, env=env)
+            told = self.clusters.run(cluster, watched.run, f"{__package__}.{function}", arguments, env=env)
             self.functions.update(told["functions"])
             self.made.update(told["made"])
             self._returned[key] = told["returned"]

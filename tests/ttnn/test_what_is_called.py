@@ -2,7 +2,7 @@
 
 import ast
 
-from . import test_mesh, test_ttnn_llama, test_ttnn_sampler
+from . import test_mesh, test_traces, test_ttnn_llama, test_ttnn_sampler
 from .calls import ROOT, by_file, called, uses
 from .conftest import Watched
 
@@ -21,7 +21,7 @@ def test_every_call_is_made_to_the_real_package(mock: Watched) -> None:
     test_ttnn_sampler.outcomes(mock, "t3k")
     test_ttnn_llama.outcomes(mock, "t3k")
     test_ttnn_llama.served(mock)
-    mock.run("n150", "tests.elastic.trace_checks.outcomes")
+    test_traces.outcomes(mock)
     assert mock.functions >= called()
     assert mock.functions - mock.made == NEVER_MADE.keys()
 
