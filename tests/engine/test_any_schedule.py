@@ -26,7 +26,7 @@ CONFIGURATIONS = (PRODUCT if SOAK else PAIRS) | POLICIES
 
 
 def examples_of(name: str) -> int:
-    return SOAK or (200 if name in PAIRS else 15)
+    return SOAK or (240 if name in PAIRS else 15)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
