@@ -154,7 +154,7 @@ class LlamaForCausalLM:
         a handle that `read_decode_output` takes.
         """
         # Nothing that is not commanded may be used: in a steady decode the host's tokens and positions are
-        # late by a step. The rest is copied now: the host may write to its tensors when this call is over.
+        # old. The rest is copied now: the host may write to its tensors when this call is over.
         commanded: dict[str, Any] = {}
         if reload_inputs or reset_sampling_state:
             commanded |= {"tokens": _copy(tokens[:, 0]), "positions": _copy(start_pos)}

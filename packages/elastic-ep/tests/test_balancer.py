@@ -103,7 +103,8 @@ def test_what_is_no_balancer(cool: float, hot: float, worth: float) -> None:
 
 
 def test_tokens_are_counted_by_expert_and_padding_is_not() -> None:
-    static = {"experts": torch.tensor([[0, 5], [5, 1], [5, 5]]), "count": torch.tensor([2])}
+    experts = torch.tensor([[0, 5], [5, 1], [5, 5]])
+    static = {"experts": experts, "count": torch.tensor([2]), "ordinal": torch.arange(6).view(3, 2)}
     load = torch.zeros(6, dtype=torch.int64)
     for _ in range(2):
         count(static, load)

@@ -64,7 +64,7 @@ def pack(static: Static, shape: LaneShape, rank: int, slots: torch.Tensor, repli
 def count(static: Static, load: torch.Tensor) -> None:
     """Add to one layer's ``load`` ``[experts]`` how often each expert is routed to."""
     experts = static["experts"]
-    there = (torch.arange(experts.shape[0])[:, None] < static["count"]).expand_as(experts)
+    there = static["ordinal"] < static["count"] * experts.shape[1]
     load.scatter_add_(0, experts.flatten(), there.flatten().to(load.dtype))
 
 
