@@ -68,25 +68,26 @@ class LanePlan(StepPlan):
         """
         plan = cls.__new__(cls)
         cached = CachedRequestData.make_empty()
+        counts: dict[str, int] = {}
+        for output in outputs:
+            _add_requests(cached, output.scheduled_cached_reqs)
+            counts |= output.num_scheduled_tokens
         vars(plan).update(
             vars(outputs[0]),
             scheduled_cached_reqs=cached,
-            num_scheduled_tokens={},
-            total_num_scheduled_tokens=0,
-            scheduled_encoder_inputs={},
-            free_encoder_mm_hashes=[],
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum([output.total_num_scheduled_tokens for output in outputs]),
             phase=phase,
             rows=rows,
             lane_outputs=outputs,
         )
-        for output in outputs:
-            _add_requests(cached, output.scheduled_cached_reqs)
-            plan.num_scheduled_tokens.update(output.num_scheduled_tokens)
-            plan.total_num_scheduled_tokens += output.total_num_scheduled_tokens
-            plan.scheduled_encoder_inputs.update(output.scheduled_encoder_inputs)
-            plan.free_encoder_mm_hashes += output.free_encoder_mm_hashes
+        for output in outputs[1:]:
             plan.has_structured_output_requests |= output.has_structured_output_requests
             plan.pending_structured_output_tokens |= output.pending_structured_output_tokens
+            if inputs := output.scheduled_encoder_inputs:
+                plan.scheduled_encoder_inputs = plan.scheduled_encoder_inputs | inputs
+            if hashes := output.free_encoder_mm_hashes:
+                plan.free_encoder_mm_hashes = plan.free_encoder_mm_hashes + hashes
         if moves_requests:
             plan.scheduled_new_reqs = [new for output in outputs for new in output.scheduled_new_reqs]
             plan.finished_req_ids = set().union(*[output.finished_req_ids for output in outputs])
@@ -100,9 +101,12 @@ class LanePlan(StepPlan):
 
 def _add_requests(whole: CachedRequestData, part: CachedRequestData) -> None:
     whole.req_ids += part.req_ids
-    whole.resumed_req_ids |= part.resumed_req_ids
-    whole.new_token_ids += part.new_token_ids
-    whole.all_token_ids.update(part.all_token_ids)
     whole.new_block_ids += part.new_block_ids
     whole.num_computed_tokens += part.num_computed_tokens
     whole.num_output_tokens += part.num_output_tokens
+    if part.resumed_req_ids:
+        whole.resumed_req_ids |= part.resumed_req_ids
+    if part.new_token_ids:
+        whole.new_token_ids += part.new_token_ids
+    if part.all_token_ids:
+        whole.all_token_ids |= part.all_token_ids
