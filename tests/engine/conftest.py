@@ -100,6 +100,22 @@ def inspect_here(bundles: Path, names: Sequence[str]) -> None:
         ModelRegistry.register_model(architecture, registry.resolve(architecture).load())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def frozen_imports() -> Iterator[None]:
+    """Whatever was imported stays out of sight of the garbage collector, and engines within it.
+
+    vLLM freezes all objects when an engine is built, thaws them when it ends, and collects at both: to look
+    through the objects of all modules each time takes longer than most tests.
+    """
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for EXTRA_MODELS_DIR: the reference bundle, and one for each oracle."""
