@@ -7,6 +7,7 @@ of `decode`.
 import base64
 import binascii
 import enum
+import functools
 import json
 import zlib
 from collections.abc import Sequence
@@ -81,9 +82,8 @@ def _unpack(value: Any, kind: Any) -> Any:
         kinds = [options[0]] * len(value) if options[-1] is Ellipsis else options
         return tuple(_unpack(item, kind) for item, kind in zip(_list(value), kinds, strict=True))
     if attrs.has(kind):
-        hints = get_type_hints(kind)
-        kinds = [hints[field.name] for field in attrs.fields(kind)]
-        return kind(*(_unpack(item, kind) for item, kind in zip(_list(value), kinds, strict=True)))
+        fields = zip(_list(value), _field_types(kind), strict=True)
+        return kind(*(_unpack(item, field) for item, field in fields))
     if kind is bytes:
         return _bytes(value)
     if issubclass(kind, enum.Enum):
@@ -91,6 +91,13 @@ def _unpack(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value
+
+
+@functools.cache
+def _field_types(kind: type[Any]) -> tuple[Any, ...]:
+    """The declared types of a record's fields, in order: slow to find out, and asked for every message."""
+    hints = get_type_hints(kind)
+    return tuple(hints[field.name] for field in attrs.fields(kind))
 
 
 def _list(value: Any) -> list[Any]:

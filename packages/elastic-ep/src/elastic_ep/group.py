@@ -41,8 +41,9 @@ class Group:
     ``main`` is what a rank's process runs: a picklable callable, such as a partial of
     `elastic_ep.rank.run_rank`. A coordinator's process that dies or hangs is replaced. With ``auto_commit``
     each stage is committed when it is prepared; else `commit` says when. ``niceness`` is that of joiners
-    while they prepare; ``on_loss`` says what happens when the last replica of an expert dies. With a
-    ``balancer`` ranks count how often each expert is routed to, and the group evens out their load by itself.
+    while they prepare: at 19 they get only time that nobody else wants. ``on_loss`` says what happens when
+    the last replica of an expert dies. With a ``balancer`` ranks count how often each expert is routed to,
+    and the group evens out their load by itself.
     """
 
     def __init__(
