@@ -1,6 +1,7 @@
 """One server for all tests of this folder that do not need their own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from openai import OpenAI
@@ -17,9 +18,23 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running([*SERVE_SMOLLM2, *OPTIONS], tmp_path_factory.mktemp("server")) as server:
-        yield server
+def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Server]]:
+    """The server of this folder, which starts again only after a test ended it."""
+    servers: list[Server] = []
+    with ExitStack() as stack:
+
+        def get() -> Server:
+            if not servers or servers[-1].process.poll() is not None:
+                place = tmp_path_factory.mktemp("server")
+                servers.append(stack.enter_context(running([*SERVE_SMOLLM2, *OPTIONS], place)))
+            return servers[-1]
+
+        yield get
+
+
+@pytest.fixture
+def server(running_server: Callable[[], Server]) -> Server:
+    return running_server()
 
 
 @pytest.fixture
