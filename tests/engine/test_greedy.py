@@ -88,21 +88,23 @@ def test_there_are_enough_prompts(prompts: list[list[int]]) -> None:
     assert (min(lengths), max(lengths)) == (1, 300)
 
 
-@pytest.mark.parametrize("length", [1, 33, 300])
-def test_the_reference_is_what_transformers_generates(
-    length: int, model: Any, references: list[Reference]
-) -> None:
-    reference = references[LENGTHS.index(length)]
-    ids = torch.tensor([reference.prompt])
+def test_references_are_what_transformers_generates(model: Any, references: list[Reference]) -> None:
+    """Of three lengths, as one batch, which is padded on the left."""
+    chosen = [reference for reference in references if len(reference.prompt) in (1, 33, 300)]
+    padding = [300 - len(reference.prompt) for reference in chosen]
+    ids = [[0] * count + reference.prompt for count, reference in zip(padding, chosen, strict=True)]
+    seen = [[0] * count + [1] * (300 - count) for count in padding]
     with torch.inference_mode():
         out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
+            torch.tensor(ids),
+            attention_mask=torch.tensor(seen),
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
             eos_token_id=None,
         )
-    reference.compare(out[0, length:].tolist())
+    assert len(out) == 3
+    for reference, tokens in zip(chosen, out[:, 300:].tolist(), strict=True):
+        reference.compare(tokens)
 
 
 def test_alone(outputs_alone: list[list[int]], agree: Callable[..., None]) -> None:

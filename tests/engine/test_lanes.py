@@ -15,11 +15,12 @@ REQUESTS = 64
 ROWS = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
 PROMPTS = [[(i * 7 + j * j) % 49_000 + 1 for j in range(5 + 3 * i)] for i in range(REQUESTS)]
+PLAIN: dict[str, Any] = {"max_model_len": 256, "max_num_batched_tokens": 64, "skip_tokenizer_init": True}
 
 
 @pytest.fixture(scope="module")
 def in_one_lane(shelf: EngineShelf, tiny: Path) -> dict[str, list[int]]:
-    driver = Driver(shelf(tiny, max_model_len=256, max_num_seqs=ROWS, max_num_batched_tokens=64))
+    driver = Driver(shelf(tiny, max_num_seqs=ROWS, **PLAIN))
     return run(driver)
 
 
@@ -40,14 +41,7 @@ def test_tokens_do_not_depend_on_lanes(
     in_one_lane: dict[str, list[int]],
     watch: Callable[[LLM], PlanWatch],
 ) -> None:
-    engine = shelf(
-        tiny,
-        max_model_len=256,
-        max_num_seqs=ROWS // lanes,
-        max_num_batched_tokens=64,
-        data_parallel_size=lanes,
-        **settings,
-    )
+    engine = shelf(tiny, max_num_seqs=ROWS // lanes, data_parallel_size=lanes, **PLAIN, **settings)
     watching = watch(engine)
     assert run(Driver(engine)) == in_one_lane
     assert {row * lanes // ROWS for plan in watching.plans for row in plan.rows.values()} == set(range(lanes))
@@ -55,7 +49,7 @@ def test_tokens_do_not_depend_on_lanes(
 
 
 def test_a_request_stays_in_its_lane(shelf: EngineShelf, tiny: Path) -> None:
-    engine = shelf(tiny, max_model_len=256, max_num_seqs=4, data_parallel_size=2, max_num_batched_tokens=64)
+    engine = shelf(tiny, max_num_seqs=4, data_parallel_size=2, **PLAIN)
     driver = Driver(engine)
     names = [driver.add(str(index), PROMPTS[index], GREEDY) for index in range(8)]
     homes = {name: lane for name in names for lane in lanes_of(engine) if lane.has_request(name)}
