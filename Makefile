@@ -1,13 +1,17 @@
 # Every target sets up what it lacks; the second time that costs nothing.
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-engines test-rest test-wheels soak check lint types imports rules fix bench wheels pins upgrade
 
 BIN := .venv/bin
 # Each server that a test starts imports vLLM and torch: without cached bytecode, twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 ENGINES := tests/engine
+SERVERS := tests/serving
+DEVICES := tests/ttnn tests/elastic
 SOAK := tests/soak
-REST := packages $(filter-out $(ENGINES:%=%/) $(SOAK)/ %/__pycache__/, $(wildcard tests/*/))
+REST := packages $(filter-out $(patsubst %,%/,$(ENGINES) $(SERVERS) $(DEVICES) $(SOAK)) %/__pycache__/, $(wildcard tests/*/))
+STAGES := $(if $(ARGS),test-chosen,test-engines test-servers test-rest test-devices) test-wheels
+
+.PHONY: help setup serve test test-chosen $(STAGES) soak check lint types imports rules fix bench wheels pins upgrade
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,14 +23,23 @@ serve: setup ## a real language model behind an OpenAI server on 127.0.0.1:8000
 	@exec $(BIN)/python examples/serve_smollm2.py $(ARGS)
 
 test: setup ## every test in the shared environment, and those of each member alone from its wheel
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-engines test-rest test-wheels
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target $(STAGES)
 
-# For two cores: the first takes as long as the other two. One thread each: more would wait for one another.
+# For two cores, the longest first. One thread each: more would wait for one another.
 test-engines: setup
-	@OMP_NUM_THREADS=1 tools/stage.sh engines $(BIN)/pytest --durations=10 $(ARGS) $(ENGINES)
+	@OMP_NUM_THREADS=1 tools/stage.sh engines $(BIN)/pytest --durations=10 $(ENGINES)
+
+test-servers: setup
+	@OMP_NUM_THREADS=1 tools/stage.sh servers $(BIN)/pytest --durations=10 $(SERVERS)
+
+test-devices: setup
+	@OMP_NUM_THREADS=1 tools/stage.sh "devices and scaling" $(BIN)/pytest --durations=10 $(DEVICES)
 
 test-rest: setup
-	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(ARGS) $(REST)
+	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(REST)
+
+test-chosen: setup
+	@tools/stage.sh chosen $(BIN)/pytest --ignore=$(SOAK) $(ARGS)
 
 test-wheels: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "wheels alone" $(BIN)/python tools/wheels.py test
