@@ -158,20 +158,20 @@ def send(server: Server, parameters: dict[str, Any]) -> Outcome:
     return Outcome(parameters, answer.status_code, answer.text)
 
 
-def test_each_is_served_or_refused_and_a_neighbour_keeps_its_tokens(server: Server) -> None:
-    neighbour = Neighbour(server)
+def test_each_is_served_or_refused_and_a_neighbour_keeps_its_tokens(tiny_server: Server) -> None:
+    neighbour = Neighbour(tiny_server)
     beside = threading.Thread(target=neighbour.run)
     beside.start()
     try:
         with ThreadPoolExecutor(5) as pool:
-            outcomes = list(pool.map(lambda each: send(server, each), CONTRADICTIONS + drawn(180)))
-            by_vllm = list(pool.map(lambda each: send(server, each), ANSWERED_500_BY_VLLM))
+            outcomes = list(pool.map(lambda each: send(tiny_server, each), CONTRADICTIONS + drawn(180)))
+            by_vllm = list(pool.map(lambda each: send(tiny_server, each), ANSWERED_500_BY_VLLM))
     finally:
         neighbour.over.set()
         beside.join()
     wrong = [str(outcome) for outcome in outcomes if not 200 <= outcome.status < 500]
     assert not wrong, "\n".join(wrong)
-    assert server.healthy(), tail(server.log)
+    assert tiny_server.healthy(), tail(tiny_server.log)
     served = sum(outcome.status == 200 for outcome in outcomes)
     assert 40 < served < len(outcomes) - 40, "the draw is one-sided: it shows little"
     assert {outcome.status for outcome in by_vllm} == {500}, "vLLM mended one: move it to the others"

@@ -1,6 +1,5 @@
 """Two thousand requests with random and hostile sampling parameters: each is answered rightly, or refused
-with the name of what was wrong. They are many, so they go to a model of two small layers; its vocabulary is a
-real one."""
+with the name of what was wrong."""
 
 import json
 import random
@@ -12,11 +11,8 @@ from typing import Any
 
 import attrs
 import httpx
-import pytest
-from prepare_smollm2 import prepare
 
-from ..tiny_model import write_tiny
-from .serving import MODEL, VLLM_SERVE, Server, running, tail
+from .serving import MODEL, Server, tail
 from .test_hostile_requests import EOS, HOSTILE, VOCABULARY, Neighbour
 
 REQUESTS = 2_000
@@ -145,14 +141,6 @@ def names_a_field(outcome: Outcome) -> bool:
 def contradicts_its_grammar(parameters: dict[str, Any]) -> bool:
     nothing_left = parameters.get("repetition_penalty") == INVERSE_OVERFLOWS
     return "structured_outputs" in parameters and ("allowed_token_ids" in parameters or nothing_left)
-
-
-@pytest.fixture(scope="module")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = write_tiny(tmp_path_factory.mktemp("tiny"), prepare())
-    options = ["--served-model-name", MODEL, "--max-model-len", "512", "--max-num-seqs", "32"]
-    with running([*VLLM_SERVE, str(model), *options], tmp_path_factory.mktemp("server")) as server:
-        yield server
 
 
 def test_each_is_answered_rightly_or_refused_by_name_and_a_neighbour_keeps_its_tokens(
