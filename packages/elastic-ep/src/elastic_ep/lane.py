@@ -17,7 +17,7 @@ import torch
 from elastic_ep.errors import LaneError
 from elastic_ep.lane_shape import NOTE, LaneShape
 from elastic_ep.packing import static_tensors
-from elastic_ep.transport import Flag, Op, Span, Transport, size_of, wait, wait_until
+from elastic_ep.transport import LONGEST_NAP, Flag, Op, Span, Transport, size_of, wait, wait_until
 
 EPOCH_SHIFT = 40
 """A flag is ``epoch << 40 | turn + 1``: 2^40 turns an epoch, and never 0."""
@@ -26,6 +26,10 @@ Note = tuple[int, int, int, int]
 NO_NOTE: Note = (-1, -1, -1, -1)
 SPANS_KEPT = 4096
 """Spans that are not made anew each time, the latest ones."""
+
+ALERT_NAP = 5e-4
+"""Longest rest, in seconds, of a rank that has exchanged with nobody yet: it waits long, since it begins
+when the others are still some steps behind, and then they wait for it."""
 
 REGISTERED = ("out", "out_head", "in", "in_head", "results", "back")
 
@@ -64,6 +68,7 @@ class Lane:
         self._probes: dict[str, Op] = {}
         self._notes: dict[int, Note] = {}
         self._said = NO_NOTE
+        self._nap = ALERT_NAP
         slot = self.static["out"][0]
         rows = functools.partial(_first_rows, rank, size_of(slot), size_of(slot[0]))
         self._rows = functools.lru_cache(SPANS_KEPT)(rows)
@@ -114,6 +119,8 @@ class Lane:
         self._await(peers, self._returned, flag, seconds, interrupted)
         wait(self.transport, self._unfinished(peers), seconds, interrupted)
         programs.unpack()
+        if peers:
+            self._nap = LONGEST_NAP
 
     def announce(self, rank: int, peer: str, flag: int, note: Note) -> None:
         """Send a note to a rank that takes no part yet, which finds it by `overheard`."""
@@ -202,7 +209,14 @@ class Lane:
             return not self.late
 
         try:
-            wait_until(self.transport, all_here, seconds, lambda: f"ranks {list(self.late)}", interrupted)
+            wait_until(
+                self.transport,
+                all_here,
+                seconds,
+                lambda: f"ranks {list(self.late)}",
+                interrupted,
+                self._nap,
+            )
         finally:
             self.late = ()
 

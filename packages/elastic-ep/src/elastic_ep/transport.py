@@ -113,9 +113,10 @@ def wait_until(
     seconds: float,
     late: Callable[[], object],
     interrupted: Callable[[], bool] = lambda: False,
+    nap: float = LONGEST_NAP,
 ) -> None:
-    """Poll until a condition holds. Raises FencedError and DeadlineError like `wait`; ``late`` says what is
-    missing."""
+    """Poll until a condition holds, at least every ``nap`` seconds. Raises FencedError and DeadlineError like
+    `wait`; ``late`` says what is missing."""
     began, polls = time.monotonic(), 0
     while not condition():
         if interrupted():
@@ -125,7 +126,7 @@ def wait_until(
             raise DeadlineError(f"after {seconds} s still waiting for {late()}")
         transport.poll()
         polls += 1
-        time.sleep(0 if polls < SPINS else min(max(NAP, waited / 4), LONGEST_NAP))
+        time.sleep(0 if polls < SPINS else min(max(NAP, waited / 4), nap))
 
 
 def check_region(region: str, tensor: torch.Tensor) -> None:
