@@ -72,8 +72,8 @@ class Step:
             self.load.zero_()
 
     def rehearse(self) -> None:
-        """Check and exchange with nobody once: what a thread does for the first time takes it longer, and in a
-        commit all others would wait for that."""
+        """Check and exchange with nobody once: what a thread does for the first time takes it longer, and in
+        a commit all others would wait for that."""
         self.check()
         for layer, programs in enumerate(self._layers):
             self._lane.exchange(0, layer, {}, programs, 0.0, degraded=True)
