@@ -39,7 +39,7 @@ test-rest: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "everything else" $(BIN)/pytest --durations=10 $(REST)
 
 test-chosen: setup
-	@tools/stage.sh chosen $(BIN)/pytest --ignore=$(SOAK) $(ARGS)
+	@OMP_NUM_THREADS=1 tools/stage.sh chosen $(BIN)/pytest --ignore=$(SOAK) $(ARGS)
 
 test-wheels: setup
 	@OMP_NUM_THREADS=1 tools/stage.sh "wheels alone" $(BIN)/python tools/wheels.py test

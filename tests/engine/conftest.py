@@ -113,7 +113,6 @@ def frozen_imports() -> Iterator[None]:
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)
         yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
