@@ -1,10 +1,15 @@
 """What ending a server leans on in vLLM. Each test says what breaks with it."""
 
-from types import SimpleNamespace
+import signal
+from collections.abc import Iterator
+from types import CellType, CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.engine import core
 from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
+from vllm.v1.engine.utils import SignalCallback
+from vllm_tt_plugin.shutdown import let_the_engine_end_at_once
 
 from .conftest import MakeConfig
 from .vllm_parts import make_scheduler
@@ -44,3 +49,45 @@ def test_a_timeout_that_the_user_gives_is_kept(make_config: MakeConfig) -> None:
     config = make_config(shutdown_timeout=5)
     make_scheduler(config, kind=config.scheduler_config.get_scheduler_cls())
     assert config.shutdown_timeout == 5
+
+
+@pytest.fixture
+def engines_handler() -> Iterator[FunctionType]:
+    """What vLLM has the process of an engine do on SIGINT and SIGTERM, in place for both."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    codes = [c for c in EngineCoreProc.run_engine_core.__code__.co_consts if isinstance(c, CodeType)]
+    code = next(code for code in codes if code.co_name == "signal_handler")
+    cells = tuple(CellType() for _ in code.co_freevars)
+    handler = FunctionType(code, vars(core), closure=cells)
+    for number in before:
+        signal.signal(number, handler)
+    yield handler
+    for number, old in before.items():
+        signal.signal(number, old)
+
+
+def test_an_engine_leaves_ctrl_c_to_its_front_end(
+    engines_handler: FunctionType, make_config: MakeConfig
+) -> None:
+    """If the handler has another name, an engine takes both signals and may hang between them."""
+    assert signal.getsignal(signal.SIGTERM) is engines_handler
+    let_the_engine_end_at_once(make_config())
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is not engines_handler
+
+
+def test_an_engine_in_a_users_process_leaves_its_signals_alone(make_config: MakeConfig) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    let_the_engine_end_at_once(make_config())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_vllms_handler_may_not_be_interrupted_by_itself() -> None:
+    """It sets this event. Should the event become one that can be set while it is being set, `first_only` has
+    become needless."""
+    callback: Any = SignalCallback(lambda: None)
+    try:
+        with callback._event._cond:  # as in the middle of `set`
+            assert not callback._event._cond.acquire(blocking=False)
+    finally:
+        callback.stop()

@@ -21,6 +21,7 @@ from vllm_tt_plugin.plan import StepPlan
 from vllm_tt_plugin.requests import RequestTable
 from vllm_tt_plugin.runner import TTRunner
 from vllm_tt_plugin.served_model import ServedModel
+from vllm_tt_plugin.shutdown import uninterrupted
 from vllm_tt_plugin.warmup import ProgramWatch, warm_up
 
 if TYPE_CHECKING:
@@ -138,9 +139,10 @@ class TTWorker(WorkerBase):
         """A pause that clears the caches asks for it; no encoder's output is kept here."""
 
     def shutdown(self) -> None:
-        self._runner = self._adapter = None
-        if self._mesh is not None:
-            self._mesh.close()
+        with uninterrupted():
+            self._runner = self._adapter = None
+            if self._mesh is not None:
+                self._mesh.close()
 
 
 def open_mesh(config: TTConfig, capabilities: Capabilities) -> Mesh:
