@@ -66,14 +66,19 @@ def engines_handler() -> Iterator[FunctionType]:
         signal.signal(number, old)
 
 
-def test_an_engine_leaves_ctrl_c_to_its_front_end(
-    engines_handler: FunctionType, make_config: MakeConfig
+@pytest.mark.parametrize("front_ends", [1, 4])
+def test_an_engine_heeds_one_signal(
+    front_ends: int, engines_handler: FunctionType, make_config: MakeConfig
 ) -> None:
-    """If the handler has another name, an engine takes both signals and may hang between them."""
+    """If the handler has another name, an engine takes two signals and may hang between them. One front end
+    passes Ctrl-C on at once; several end first."""
+    config = make_config()
+    config.parallel_config._api_process_count = front_ends
     assert signal.getsignal(signal.SIGTERM) is engines_handler
-    let_the_engine_end_at_once(make_config())
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is not engines_handler
+    let_the_engine_end_at_once(config)
+    heeds = signal.getsignal(signal.SIGTERM)
+    assert heeds not in (engines_handler, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is (signal.SIG_IGN if front_ends == 1 else heeds)
 
 
 def test_an_engine_in_a_users_process_leaves_its_signals_alone(make_config: MakeConfig) -> None:

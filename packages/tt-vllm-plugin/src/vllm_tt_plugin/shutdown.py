@@ -9,7 +9,8 @@ gets 0: it ends its requests at once, sends what they have, and closes the mesh 
 Ctrl-C comes to an engine twice: as SIGINT from the terminal, and as SIGTERM from its front end. vLLM's
 handler may not be interrupted by itself, since it sets an event: the engine would hang on the event's lock,
 and its clients with it. And an idle engine is through with the first signal when the second comes, which
-kills it with the mesh open. So an engine leaves SIGINT to its front end, and heeds SIGTERM once.
+kills it with the mesh open. So an engine heeds one signal, and leaves SIGINT to a front end that passes it on
+at once. Several front ends end before their engine is told to, so that one goes by SIGINT itself.
 """
 
 import signal
@@ -43,8 +44,10 @@ def let_the_engine_end_at_once(config: "VllmConfig") -> None:
         config.shutdown_timeout = 0
     handler = signal.getsignal(signal.SIGTERM)
     if callable(handler) and (handler.__module__, handler.__qualname__) == ENGINES_HANDLER:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, first_only(handler))
+        heed = first_only(handler)
+        one_front_end = config.parallel_config._api_process_count == 1
+        signal.signal(signal.SIGINT, signal.SIG_IGN if one_front_end else heed)
+        signal.signal(signal.SIGTERM, heed)
 
 
 def first_only(handler: Handler) -> Handler:
