@@ -5,9 +5,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import Any
 
 import pytest
 from vllm_tt_plugin.shutdown import first_only, uninterrupted
+from vllm_tt_plugin.worker import TTWorker
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -47,6 +49,21 @@ def test_closing_goes_on_when_told_to_end_again() -> None:
     for number in BOTH:
         signal.raise_signal(number)
     assert heard == list(BOTH)
+
+
+def test_a_worker_closes_its_mesh_undisturbed() -> None:
+    class Closing:
+        closed = False
+
+        def close(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            self.closed = True
+
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("interrupted"))
+    worker: Any = object.__new__(TTWorker)  # the rest of it needs a server
+    worker._mesh = mesh = Closing()
+    worker.shutdown()
+    assert mesh.closed
 
 
 def test_another_thread_may_close_too() -> None:

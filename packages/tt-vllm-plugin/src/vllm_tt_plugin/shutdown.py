@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FRONT_END_WAITS_S = 31
 """Time to close a large mesh; only a number that nobody gives by hand can be told from the user's own."""
 
-ENGINES_HANDLER = "vllm.v1.engine.core", "EngineCoreProc.run_engine_core.<locals>.signal_handler"
+_ENGINES_HANDLER = "vllm.v1.engine.core", "EngineCoreProc.run_engine_core.<locals>.signal_handler"
 """Module and name of what vLLM has a process of an engine's own do when it is told to end."""
 
 Handler = Callable[[int, FrameType | None], object]
@@ -43,11 +43,16 @@ def let_the_engine_end_at_once(config: "VllmConfig") -> None:
     if config.shutdown_timeout == _FRONT_END_WAITS_S:
         config.shutdown_timeout = 0
     handler = signal.getsignal(signal.SIGTERM)
-    if callable(handler) and (handler.__module__, handler.__qualname__) == ENGINES_HANDLER:
+    if callable(handler) and _name_of(handler) == _ENGINES_HANDLER:
         heed = first_only(handler)
         one_front_end = config.parallel_config._api_process_count == 1
         signal.signal(signal.SIGINT, signal.SIG_IGN if one_front_end else heed)
         signal.signal(signal.SIGTERM, heed)
+
+
+def _name_of(handler: Handler) -> tuple[str, str]:
+    """Module and name; a user's handler may be any callable, and have neither."""
+    return getattr(handler, "__module__", ""), getattr(handler, "__qualname__", "")
 
 
 def first_only(handler: Handler) -> Handler:
