@@ -1,21 +1,37 @@
 """A group that looks after itself: it evens out its load while it serves, and notices a rank that hangs."""
 
+import contextlib
+import functools
 import itertools
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
+import pytest
 import torch
-from elastic_ep import Balancer, Coordinator, Launcher, Patience, Phase, Shape, place
+from elastic_ep import (
+    Balancer,
+    Coordinator,
+    EagerRunner,
+    GroupError,
+    Launcher,
+    Patience,
+    Phase,
+    Shape,
+    place,
+)
 from elastic_ep.balancer import stretch
+from elastic_ep.runner import Program
 from elastic_ep.testing.toy import ToyConfig, ToyService
 from elastic_ep.testing.toy_group import SlowReads, ToyGroup
 
 SHAPE = Shape(layers=2, experts=8, slots=4, max_ranks=4)
 CONFIG = ToyConfig(SHAPE, tokens=8, hidden=8, pace=0.005)
 SECONDS = 30.0
+QUICK = Patience(lease=3.0, beat=0.05, stall=3.0)
 
 
 def rests(toy: ToyGroup, wanted: Callable[[Coordinator], bool]) -> Coordinator:
@@ -70,15 +86,59 @@ def test_a_scale_ends_a_pass_and_balancing_goes_on_after_it(launcher: Launcher, 
         toy.group.close()
 
 
-def test_a_rank_whose_step_hangs_is_evicted_though_it_could_speak(launcher: Launcher, tmp_path: Path) -> None:
-    """Its other threads live; those that wait for it are not taken to hang: case 38."""
-    patience = Patience(lease=3.0, beat=0.05, stall=3.0)
-    toy = ToyGroup.start(launcher, attrs.evolve(CONFIG, hangs=(2, 30)), tmp_path, patience)
+@pytest.mark.parametrize("method", ["begin", "apply"])
+def test_a_rank_that_hangs_is_evicted_though_it_could_speak(
+    launcher: Launcher, tmp_path: Path, method: str
+) -> None:
+    """Inside a step and between two. Its other threads live; those that wait for it are not taken to hang:
+    case 38."""
+    config = attrs.evolve(CONFIG, hangs=(method, 2, 30))
+    toy = ToyGroup.start(launcher, config, tmp_path, QUICK)
     try:
         toy.group.scale((0, 1, 2), SECONDS)
-        rests(toy, lambda state: state.placement.ranks == (0, 1))
-        toy.await_steps(3, SECONDS)
-        assert toy.await_exits(1, SECONDS) == ((2, -signal.SIGKILL),)
-        check_that_no_step_was_lost(toy)
+        loses_one(toy, {2})
     finally:
         toy.group.close()
+
+
+class HangsAtCommit(EagerRunner):
+    """One process does not come back from its second commit, whichever makes the file ``mark`` first."""
+
+    in_place = False
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def _record(self, program: Program) -> Program:
+        if self._captures > 2:
+            with contextlib.suppress(FileExistsError):
+                self._mark.touch(exist_ok=False)
+                threading.Event().wait()
+        return program
+
+
+def test_a_rank_that_hangs_while_it_commits_is_evicted(launcher: Launcher, tmp_path: Path) -> None:
+    """A commit that captures has as long as others wait for a step, and is given up before they give up."""
+    runner = functools.partial(HangsAtCommit, tmp_path / "hung")
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    toy = ToyGroup.start(launcher, CONFIG, folder, attrs.evolve(QUICK, give_up=5.0), runner)
+    try:
+        toy.group.scale((0, 1, 2), SECONDS)
+        with contextlib.suppress(GroupError):
+            toy.group.scale((0, 1, 2, 3), SECONDS)
+        loses_one(toy, {0, 1, 2})
+    finally:
+        toy.group.close()
+
+
+def loses_one(toy: ToyGroup, ranks: set[int]) -> None:
+    """One of these ranks, which is killed; the others serve on."""
+    [(rank, code)] = toy.await_exits(1, SECONDS)
+    assert rank in ranks
+    assert code == -signal.SIGKILL
+    rests(toy, lambda state: rank not in state.placement.ranks)
+    toy.await_steps(3, SECONDS)
+    assert len(toy.group.exits) == 1
+    check_that_no_step_was_lost(toy)

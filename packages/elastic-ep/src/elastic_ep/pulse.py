@@ -1,8 +1,8 @@
 """What the link's thread says for a rank that serves: that it lives, if it does, and what it has counted.
 
-A rank whose serving thread hangs inside a step has another thread that could go on speaking for it. Waiting
-for others is no hang: a thread that waits looks around all the while, and each look is a sign. Nor is what
-lies between steps: captures and loading take their time.
+A rank whose serving thread hangs has another thread that could go on speaking for it. Waiting for others is
+no hang: a thread that waits looks around all the while, and each look is a sign. What is known to take its
+time, as captures and loading do, says how much of it before it begins.
 """
 
 import ctypes
@@ -20,29 +20,25 @@ from elastic_ep.wire import Counted, Message
 
 
 class Pulse:
-    """Signs of a running step. Entered and left around it by the serving thread; read by another.
+    """Signs of life of the serving thread; read by another.
 
-    ``patience``: seconds that a step may take from one sign to the next.
+    ``patience``: seconds from one sign to the next, unless that sign says otherwise.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience = patience
         self._clock = clock
-        self._sign: float | None = None
+        self._due: float | None = None
 
-    def beat(self) -> None:
-        self._sign = self._clock()
+    def beat(self, patience: float | None = None) -> None:
+        """It lives, and will say so again within so many seconds."""
+        self._due = self._clock() + (self._patience if patience is None else patience)
 
     @property
     def lives(self) -> bool:
-        sign = self._sign
-        return sign is None or self._clock() - sign <= self._patience
-
-    def __enter__(self) -> None:
-        self.beat()
-
-    def __exit__(self, *_: object) -> None:
-        self._sign = None
+        """Before its first sign it is taken to."""
+        due = self._due
+        return due is None or self._clock() <= due
 
 
 class Voice:
@@ -54,7 +50,7 @@ class Voice:
         self._counted = time.monotonic()
 
     def beat(self, member: Member, load: torch.Tensor | None) -> list[bytes]:
-        """Nothing from a rank whose step hangs. ``load`` is `elastic_ep.step.Step`'s."""
+        """Nothing from a rank that hangs. ``load`` is `elastic_ep.step.Step`'s."""
         if not self.pulse.lives:
             return []
         _, actions = act(member, LeaseDue())

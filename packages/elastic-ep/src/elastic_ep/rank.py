@@ -106,6 +106,7 @@ class Rank:
         self._flipped: Flipped | None = None
         self._leaves = False
         self._voice = Voice(seat)
+        self._pulse = self._voice.pulse
 
     def make_plane(self) -> Plane:
         """Under a name that no other plane ever has."""
@@ -116,6 +117,7 @@ class Rank:
         """Until it has left. Raises ServeError if it cannot go on, and whatever the model raises."""
         self._link.start()
         while not self._leaves:
+            self._pulse.beat()
             self._listen()
             if self._waits_for_a_fence():
                 self._idle()
@@ -185,8 +187,7 @@ class Rank:
             case Flip(epoch, placement):
                 self._flip(epoch, placement)
             case Run():
-                with self._voice.pulse:
-                    self._run(action)
+                self._run(action)
             case Apply(step):
                 self.service.apply(step)
             case Keep(ranks):
@@ -205,8 +206,10 @@ class Rank:
 
     def _flip(self, epoch: int, placement: Placement) -> None:
         began, work = time.monotonic(), time.thread_time()
+        self._pulse.beat(self.seat.patience.give_up)
         self.switch(epoch, placement)
         self.plane.step.check()
+        self._pulse.beat()
         now, work = time.monotonic(), time.thread_time() - work
         self._flipped = Flipped(epoch, placement, now, now - began, work, self.plane.step.captures)
 
@@ -218,9 +221,9 @@ class Rank:
         peers = {rank: self.plane.peers[rank] for rank in self.member.others}
         note = NO_NOTE if run.announce is None else _note(run.announce)
         self.announce(run, note)
-        ballot, patience, pulse = attrs.astuple(self.member.ballot), self.seat.patience, self._voice.pulse
+        ballot, patience = attrs.astuple(self.member.ballot), self.seat.patience
         watch = Watch(
-            self.plane.lane, peers, patience.suspect, lambda: self._fence > ballot, self._suspect, pulse
+            self.plane.lane, peers, patience.suspect, lambda: self._fence > ballot, self._suspect, self._pulse
         )
         try:
             notes = self.plane.step.run(

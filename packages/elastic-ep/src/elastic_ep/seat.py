@@ -15,9 +15,9 @@ class Patience:
     ``beat``.
 
     ``prepare``: how long a stage may take to prepare. ``suspect``: how long a rank waits for another before
-    it says so. ``stall``: how long the work between two waits of a step may take before its own rank takes it
-    to hang and falls silent. ``give_up``: how long it waits at all, for a step or for word of what became of
-    it.
+    it says so. ``stall``: how long the work between two waits, in a step or from one to the next, may take
+    before its own rank takes it to hang and falls silent. ``give_up``: how long it waits at all, for a step
+    or for word of what became of it; so also how long a commit may take that loads or captures.
     """
 
     lease: float = 1.0

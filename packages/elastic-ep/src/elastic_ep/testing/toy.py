@@ -21,8 +21,8 @@ TOLERANCE = 1e-4
 @attrs.frozen
 class ToyConfig:
     """``pace`` is the least time of a step, in seconds; ``favour`` how many times louder than others the gate
-    asks for the last expert; ``hangs`` a rank and the step in which it does; ``log`` the folder that ranks
-    write what they saw to."""
+    asks for the last expert; ``hangs`` a method, `ToyService.begin` or ``apply``, and the rank and the step in
+    which that hangs; ``log`` the folder that ranks write what they saw to."""
 
     shape: Shape
     tokens: int = 8
@@ -30,7 +30,7 @@ class ToyConfig:
     top: int = 2
     pace: float = 0.0
     favour: float = 1.0
-    hangs: tuple[int, int] = (-1, -1)
+    hangs: tuple[str, int, int] = ("", -1, -1)
     log: str = ""
 
     @property
@@ -81,8 +81,7 @@ class ToyService:
         self.experts["up"][layer, slot].copy_(self._weights["up"][layer, expert])
 
     def begin(self, step: int) -> None:
-        if (self.rank, step) == self.config.hangs:
-            threading.Event().wait()
+        self._hang_if("begin", step)
         self._began = time.monotonic()
         self.state["inputs"].copy_(self._inputs(step))
         self.state["hidden"].copy_(self.state["inputs"])
@@ -109,6 +108,7 @@ class ToyService:
         static["state.hidden"].add_(static["output"])
 
     def apply(self, step: int) -> None:
+        self._hang_if("apply", step)
         error = float((self.state["hidden"] - self._reference(step)).abs().max())
         if not error < TOLERANCE:
             raise AssertionError(f"rank {self.rank}, step {step}: off by {error} from the dense computation")
@@ -121,6 +121,10 @@ class ToyService:
             ranks = {} if placement is None else {"ranks": placement.ranks}
             line = {"kind": type(record).__name__, "rank": self.rank, **fields, **ranks}
             os.write(self._log, f"{json.dumps(line)}\n".encode())
+
+    def _hang_if(self, method: str, step: int) -> None:
+        if (method, self.rank, step) == self.config.hangs:
+            threading.Event().wait()
 
     def _inputs(self, step: int) -> torch.Tensor:
         return _seeded(1000 + 31 * step + self.rank, (self.config.tokens, self.config.hidden))
