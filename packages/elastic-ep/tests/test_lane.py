@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from elastic_ep import MemoryNetwork, Transport
-from elastic_ep.testing.lane_conformance import LaneConformance
+from elastic_ep import MemoryNetwork, Transport, place
+from elastic_ep.testing.lane_conformance import SHAPE, LaneConformance
 
 
 class TestOverMemory(LaneConformance):
@@ -42,3 +42,15 @@ class TestOverNixl(LaneConformance):
     def kill(self, transport: Transport) -> None:
         self.made.remove(transport)
         transport.__dict__.clear()
+
+    def test_what_is_made_ready_is_all_that_an_exchange_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Steps of all sizes make no request of NIXL's any more."""
+        ranks = self.group((0, 1))
+        self.adopt(ranks, place(SHAPE, (0, 1)))
+        for rank in ranks.values():
+            for other, peer in rank.peers.items():
+                rank.lane.make_ready(other, peer)
+        for transport in self.made:
+            monkeypatch.setattr(transport.__dict__["_agent"], "initialize_xfer", None)
+        for step in range(12):
+            self.check(ranks, (0, 1), 1, step)

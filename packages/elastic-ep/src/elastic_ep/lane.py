@@ -8,7 +8,6 @@ that nobody waits for. With each dispatch goes a note of four numbers: the way o
 by an agreed step.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -16,6 +15,7 @@ import torch
 
 from elastic_ep.errors import LaneError
 from elastic_ep.lane_shape import NOTE, LaneShape
+from elastic_ep.lane_writes import Writes
 from elastic_ep.packing import static_tensors
 from elastic_ep.transport import LONGEST_NAP, Flag, Op, Span, Transport, size_of, wait, wait_until
 
@@ -24,9 +24,6 @@ EPOCH_SHIFT = 40
 
 Note = tuple[int, int, int, int]
 NO_NOTE: Note = (-1, -1, -1, -1)
-SPANS_KEPT = 4096
-"""Spans that are not made anew each time, the latest ones."""
-
 ALERT_NAP = 5e-4
 """Longest rest, in seconds, of a rank that has exchanged with nobody yet: it waits long, since it begins
 when the others are still some steps behind, and then they wait for it."""
@@ -69,9 +66,9 @@ class Lane:
         self._notes: dict[int, Note] = {}
         self._said = NO_NOTE
         self._nap = ALERT_NAP
-        slot = self.static["out"][0]
-        rows = functools.partial(_first_rows, rank, size_of(slot), size_of(slot[0]))
-        self._rows = functools.lru_cache(SPANS_KEPT)(rows)
+        self._writes = Writes(
+            rank, shape, size_of(self.static["out_head"][0]), size_of(self.static["out"][0])
+        )
         for name in REGISTERED:
             transport.register(f"lane.{name}", self.static[name])
         transport.register("lane.arrived", self._arrived)
@@ -104,23 +101,32 @@ class Lane:
         flag = flag_of(epoch, turn)
         self.static["turn"].fill_(turn)
         programs.pack()
+        used = _used(self.static["out_head"])
         if not degraded:
-            self._check_homes()
+            self._check_homes(used[-1])
         if note != self._said:
             self.static["out_head"][:, :NOTE] = torch.tensor(note)
             self._said = note
-        self._dispatch(peers, flag)
+        for rank, peer in peers.items():
+            self._send(peer, *self._writes.dispatch(rank, used[rank], flag))
         self._await(peers, self._arrived, flag, seconds, interrupted)
         heads = self.static["in_head"][:, :NOTE].tolist()
         self._notes = {rank: tuple(heads[rank]) for rank in peers if heads[rank] != list(NO_NOTE)}
         programs.experts()
         self.static["back"][self.rank].copy_(self.static["results"][self.rank])
-        self._give_back(peers, flag)
+        used = _used(self.static["in_head"])
+        for rank, peer in peers.items():
+            self._send(peer, *self._writes.give_back(rank, used[rank], flag))
         self._await(peers, self._returned, flag, seconds, interrupted)
         wait(self.transport, self._unfinished(peers), seconds, interrupted)
         programs.unpack()
         if peers:
             self._nap = LONGEST_NAP
+
+    def make_ready(self, rank: int, peer: str) -> None:
+        """Do ahead what takes longer in a first exchange with a peer. Any thread may."""
+        for spans, flag in self._writes.every(rank):
+            self.transport.make_ready(peer, spans, flag)
 
     def announce(self, rank: int, peer: str, flag: int, note: Note) -> None:
         """Send a note to a rank that takes no part yet, which finds it by `overheard`."""
@@ -165,26 +171,13 @@ class Lane:
         self._open = [op for op in self._open if op.error is None and not op.done]
         return [op for op in self._open if op.peer in peers.values()]
 
-    def _check_homes(self) -> None:
+    def _check_homes(self, dumped: int) -> None:
+        """What is in the dump beside padding has no home."""
         count = int(self.static["count"])
-        homeless = self.static["homes"][:count] < 0
-        if bool(homeless.any()):
+        if dumped > (self.shape.tokens - count) * self.shape.top:
+            homeless = self.static["homes"][:count] < 0
             lost = sorted(set(self.static["experts"][:count][homeless].tolist()))
             raise LaneError(f"no rank holds experts {lost}; reload them or route around them")
-
-    def _dispatch(self, peers: dict[int, str], flag: int) -> None:
-        used = (self.static["out_head"][:, NOTE:] >= 0).sum(dim=1).tolist()
-        size = size_of(self.static["out_head"][0])
-        arrived = Flag("lane.arrived", self.rank, flag)
-        for rank, peer in peers.items():
-            head = Span("lane.out_head", rank * size, "lane.in_head", self.rank * size, size)
-            self._send(peer, (head, *self._rows("lane.out", "lane.in", rank, used[rank])), arrived)
-
-    def _give_back(self, peers: dict[int, str], flag: int) -> None:
-        used = (self.static["in_head"][:, NOTE:] >= 0).sum(dim=1).tolist()
-        returned = Flag("lane.returned", self.rank, flag)
-        for rank, peer in peers.items():
-            self._send(peer, self._rows("lane.results", "lane.back", rank, used[rank]), returned)
 
     def _send(self, peer: str, spans: tuple[Span, ...], flag: Flag) -> None:
         op = self.transport.write(peer, spans, flag)
@@ -221,12 +214,10 @@ class Lane:
             self.late = ()
 
 
-def _first_rows(
-    own: int, slot: int, row: int, here: str, there: str, rank: int, rows: int
-) -> tuple[Span, ...]:
-    """What is used of a slot: nothing, or one span. Sizes in bytes."""
-    span = Span(here, rank * slot, there, own * slot, row * rows)
-    return (span,) if rows else ()
+def _used(heads: torch.Tensor) -> list[int]:
+    """How many rows of each slot are used."""
+    used: list[int] = (heads[:, NOTE:] >= 0).sum(dim=1).tolist()
+    return used
 
 
 def behind(flags: torch.Tensor, ranks: Sequence[int] | dict[int, str], flag: int) -> tuple[int, ...]:

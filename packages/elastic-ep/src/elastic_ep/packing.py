@@ -28,6 +28,7 @@ def static_tensors(shape: LaneShape, dtype: torch.dtype) -> dict[str, torch.Tens
         "count": torch.zeros(1, dtype=whole),
         "turn": torch.zeros(1, dtype=whole),
         "homes": torch.full((tokens, shape.top), -1, dtype=whole),
+        "targets": torch.full((tokens, shape.top), shape.max_ranks, dtype=whole),
         "rows": torch.zeros((tokens, shape.top), dtype=whole),
         "ordinal": torch.arange(tokens * shape.top).view(tokens, shape.top),
         "ranks": torch.arange(ranks),
@@ -47,10 +48,12 @@ def pack(static: Static, shape: LaneShape, rank: int, slots: torch.Tensor, repli
     ``slots`` ``[experts, ranks]`` and ``replicas`` ``[experts]`` are one layer's routing tables. Replicas
     are taken in turn.
     """
-    experts, ordinal, homes, rows = (static[name] for name in ("experts", "ordinal", "homes", "rows"))
+    ordinal, homes, targets, rows = (static[name] for name in ("ordinal", "homes", "targets", "rows"))
+    experts = static["experts"]
     column = (ordinal + (static["turn"] + rank)) % replicas[experts].clamp(min=1)
     homes.copy_(torch.where(ordinal < static["count"] * shape.top, slots[experts, column], -1))
-    targets = _targets(homes, shape)
+    # No home is -1, whose rank is then the last: the dump.
+    targets.copy_(homes.div(shape.slots, rounding_mode="floor") % (shape.max_ranks + 1))
     flat = targets.view(-1, 1)
     rows.copy_((flat == static["ranks"]).cumsum(0).gather(1, flat).view_as(rows) - 1)
     static["out"][targets, rows] = static["tokens"][:, None, :].expand(-1, shape.top, -1)
@@ -69,20 +72,14 @@ def count(static: Static, load: torch.Tensor) -> None:
 
 
 def unpack(static: Static, shape: LaneShape) -> None:
-    """For each token the weighted sum over its experts, added in order.
+    """For each token the weighted sum over its experts.
 
     Experts that no rank holds count nothing, and the weights of a token's others make up for them; where all
     are held that multiplies by exactly one.
     """
-    held = torch.where(static["homes"] < 0, 0, static["weights"])
+    weights, targets = static["weights"], static["targets"]
+    held = torch.where(targets == shape.max_ranks, 0, weights)
     sums = held.sum(dim=1, keepdim=True)
-    share = torch.where(sums == 0, 0, static["weights"].sum(dim=1, keepdim=True) / sums)
-    parts = static["back"][_targets(static["homes"], shape), static["rows"]]
-    total = torch.zeros_like(static["output"])
-    for nth in range(shape.top):
-        total = total + held[:, nth, None] * parts[:, nth]
-    static["output"].copy_(total * share)
-
-
-def _targets(homes: torch.Tensor, shape: LaneShape) -> torch.Tensor:
-    return torch.where(homes < 0, shape.max_ranks, homes // shape.slots)
+    share = torch.where(sums == 0, 0, weights.sum(dim=1, keepdim=True) / sums)
+    parts = static["back"][targets, static["rows"]]
+    static["output"].copy_(torch.bmm((held * share)[:, None], parts)[:, 0])

@@ -41,7 +41,14 @@ class Plane:
         self.peers: dict[int, str] = {}
         self.degraded = False
         self.preparer = Preparer(
-            seat.rank, service, transport, self.step.capture, ended, seat.patience.give_up, seat.niceness
+            seat.rank,
+            service,
+            transport,
+            self.lane.make_ready,
+            self.step.capture,
+            ended,
+            seat.patience.give_up,
+            seat.niceness,
         )
 
     def keep(self, ranks: tuple[int, ...]) -> None:

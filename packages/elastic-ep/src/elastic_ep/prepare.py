@@ -43,8 +43,9 @@ class Preparer:
 
     A joiner's has the priority ``niceness``, see `at_niceness`; one of a rank that serves has that of the
     rank, since a thread that holds the interpreter and is not let run would hold up the serving one.
-    ``contents[layer, slot]`` is the expert whose weights lie there. ``capture`` is called for a joiner, when
-    its weights are there; ``done`` at the end, in the thread.
+    ``contents[layer, slot]`` is the expert whose weights lie there. Called in the thread: ``meet`` with rank
+    and name of each new peer, once it is connected; ``capture`` for a joiner, when its weights are there;
+    ``done`` at the end.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Preparer:
         rank: int,
         service: Service,
         transport: Transport,
+        meet: Callable[[int, str], None],
         capture: Callable[[], None],
         done: Callable[[Preparation], None],
         seconds: float,
@@ -61,6 +63,7 @@ class Preparer:
         self._rank = rank
         self._service = service
         self._transport = transport
+        self._meet = meet
         self._capture = capture
         self._done = done
         self._seconds = seconds
@@ -120,6 +123,8 @@ class Preparer:
                 ops.append(self._transport.connect(card))
                 work.new[rank] = ops[-1].peer
         self._wait(ops, work)
+        for rank, peer in work.new.items():
+            self._meet(rank, peer)
         self._pull_dense(work)
         self._pull_experts(work)
         for load in work.stage.loads:

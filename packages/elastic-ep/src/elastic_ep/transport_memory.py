@@ -96,6 +96,9 @@ class MemoryTransport:
     def write(self, peer: str, spans: Iterable[Span], flag: Flag | None = None) -> Op:
         return self._begin(peer, spans, False, flag)
 
+    def make_ready(self, peer: str, spans: Iterable[Span], flag: Flag | None = None) -> None:
+        self._check(self._peer(peer), spans)
+
     def read(self, peer: str, spans: Iterable[Span]) -> Op:
         return self._begin(peer, spans, True, None)
 
@@ -113,17 +116,24 @@ class MemoryTransport:
         self.regions = {}
 
     def _begin(self, peer: str, spans: Iterable[Span], reads: bool, flag: Flag | None) -> Op:
-        target = self._peers.get(peer)
-        if target is None:
-            raise PeerLostError(f"{self.name} is not connected to {peer}")
-        remote = {name: size_of(region) for name, region in target.regions.items()}
-        if target.alive:
-            spans = check_spans(
-                spans, {name: size_of(region) for name, region in self.regions.items()}, remote
-            )
-        op = Op(peer)
-        self._open.append(_Transfer(op, self, target, list(spans), reads, flag, self._delay()))
+        target, op = self._peer(peer), Op(peer)
+        spans = self._check(target, spans)
+        self._open.append(_Transfer(op, self, target, spans, reads, flag, self._delay()))
         return op
+
+    def _peer(self, name: str) -> "MemoryTransport":
+        if name not in self._peers:
+            raise PeerLostError(f"{self.name} is not connected to {name}")
+        return self._peers[name]
+
+    def _check(self, target: "MemoryTransport", spans: Iterable[Span]) -> list[Span]:
+        """The regions of a peer that is gone are not known."""
+        if not target.alive:
+            return list(spans)
+        here, there = (
+            {name: size_of(region) for name, region in end.regions.items()} for end in (self, target)
+        )
+        return check_spans(spans, here, there)
 
     def _delay(self) -> int:
         return self.network.random.randint(0, self.network.delay)

@@ -119,6 +119,18 @@ class NixlTransport:
         with self._lock:
             return self._begin("WRITE", peer, spans, flag)
 
+    def make_ready(self, peer: str, spans: Iterable[Span], flag: Flag | None = None) -> None:
+        with self._lock:
+            known, spans = self._peer(peer), tuple(spans)
+            known.check(spans)
+            try:
+                if spans:
+                    known.keep(known.write(spans))
+                if flag is not None:
+                    known.keep(known.flag(flag.region, flag.index))
+            except Exception as error:
+                raise _error(peer, error) from error
+
     def read(self, peer: str, spans: Iterable[Span]) -> Op:
         with self._lock:
             return self._begin("READ", peer, spans, None)
@@ -139,10 +151,7 @@ class NixlTransport:
         self._tensors = []
 
     def _begin(self, kind: str, name: str, spans: Iterable[Span], flag: Flag | None) -> Op:
-        peer = self._peers.get(name)
-        if peer is None:
-            raise PeerLostError(f"{self.name} is not connected to {name}")
-        spans = tuple(spans)
+        peer, spans = self._peer(name), tuple(spans)
         peer.check(spans)
         transfer = _Transfer(Op(name), peer, flag)
         if spans:
@@ -152,6 +161,11 @@ class NixlTransport:
         if not transfer.ended:
             self._open.append(transfer)
         return transfer.op
+
+    def _peer(self, name: str) -> Peer:
+        if name not in self._peers:
+            raise PeerLostError(f"{self.name} is not connected to {name}")
+        return self._peers[name]
 
     def _post(self, transfer: _Transfer, make: Callable[[], Request], value: int = 0) -> None:
         try:

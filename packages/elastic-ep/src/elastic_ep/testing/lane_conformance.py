@@ -18,7 +18,7 @@ from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.transport import Op, Transport, wait_until
 
 SHAPE = Shape(layers=1, experts=6, slots=4, max_ranks=5)
-LANE = LaneShape(max_ranks=5, slots=4, tokens=7, top=2, hidden=8)
+LANE = LaneShape(max_ranks=5, slots=4, tokens=11, top=2, hidden=8)
 SECONDS = 20.0
 
 
@@ -167,6 +167,19 @@ class LaneConformance:
                 self.check(ranks, placement.ranks, epoch, step)
                 step += 1
         assert addresses == [[b.data_ptr() for b in rank.lane.static.values()] for rank in ranks.values()]
+
+    def test_peers_that_are_made_ready_hear_nothing_of_it(self) -> None:
+        ranks = self.group((0, 1))
+        before = [{name: t.clone() for name, t in rank.lane.static.items()} for rank in ranks.values()]
+        for rank in ranks.values():
+            for other, peer in rank.peers.items():
+                rank.lane.make_ready(other, peer)
+            rank.transport.poll()
+        for rank, held in zip(ranks.values(), before, strict=True):
+            assert all(torch.equal(tensor, held[name]) for name, tensor in rank.lane.static.items())
+            assert rank.lane.overheard() == {}
+        self.adopt(ranks, place(SHAPE, (0, 1)))
+        self.check(ranks, (0, 1), 1, 0)
 
     def test_a_step_that_a_rank_missed_names_it_and_survivors_retry_it(self) -> None:
         ranks = self.group((0, 1, 2))

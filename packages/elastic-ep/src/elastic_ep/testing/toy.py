@@ -21,8 +21,8 @@ TOLERANCE = 1e-4
 @attrs.frozen
 class ToyConfig:
     """``pace`` is the least time of a step, in seconds; ``favour`` how many times louder than others the gate
-    asks for the last expert; ``hangs`` a method, `ToyService.begin` or ``apply``, and the rank and the step in
-    which that hangs; ``log`` the folder that ranks write what they saw to."""
+    asks for the last expert; ``hangs`` a method, ``begin`` or ``apply``, and the rank and step in which that
+    hangs; ``log`` the folder that ranks write what they saw to."""
 
     shape: Shape
     tokens: int = 8
@@ -62,6 +62,7 @@ class ToyService:
         self.state = {
             "inputs": torch.zeros((config.tokens, hidden)),
             "hidden": torch.zeros((config.tokens, hidden)),
+            "rows": torch.arange((self.lane.max_ranks + 1) * self.lane.rows),
         }
         self._weights = {
             "gate": _seeded(1, (layers, hidden, experts)),
@@ -100,8 +101,7 @@ class ToyService:
         """Every row through every slot, then the one that it asks for: no shape depends on the contents."""
         rows = static["in"].flatten(0, 1)
         slots = static["in_head"][:, NOTE:].flatten().clamp(min=0)
-        every = torch.einsum("nh,shk->nsk", rows, static["experts.up"][layer])
-        chosen = every.gather(1, slots[:, None, None].expand(-1, 1, rows.shape[1])).squeeze(1)
+        chosen = (rows @ static["experts.up"][layer])[slots, static["state.rows"]]
         static["results"].copy_(torch.tanh(chosen).view_as(static["results"]))
 
     def after(self, static: Static, layer: int) -> None:
@@ -134,9 +134,8 @@ class ToyService:
         for layer in range(self.shape.layers):
             hidden = hidden + torch.tanh(hidden @ self._weights["mix"][layer])
             chosen = torch.topk(inputs @ self._weights["gate"][layer], self.config.top, dim=1)
-            every = torch.tanh(torch.einsum("th,ehk->tek", hidden, self._weights["up"][layer]))
-            shape = (-1, -1, self.config.hidden)
-            parts = every.gather(1, chosen.indices[:, :, None].expand(shape))
+            every = torch.tanh(hidden @ self._weights["up"][layer])
+            parts = every[chosen.indices, torch.arange(len(hidden))[:, None]]
             hidden = hidden + (torch.softmax(chosen.values, dim=1)[:, :, None] * parts).sum(dim=1)
         return hidden
 

@@ -112,6 +112,24 @@ class TransportConformance:
             assert bool((b.data[8 * size : 9 * size] == value % 251).all())
             assert b.flags[value % 8] == value
 
+    def test_what_is_made_ready_is_not_sent_and_what_is_wrong_is_refused(self) -> None:
+        a, b = self.ends("a", "b")
+        a.data.fill_(1)
+        peer = self.connect(a, b)
+        spans, outside = [Span("data", 0, "data", 0, 4096)], [Span("data", 0, "data", 1, 4096)]
+        for flag in (None, Flag("flags", 3, 5)):
+            a.transport.make_ready(peer, spans, flag)
+        a.transport.make_ready(peer, [], Flag("flags", 4, 5))
+        assert "leaves region" in raises(TransportError, lambda: a.transport.make_ready(peer, outside))
+        raises(PeerLostError, lambda: a.transport.make_ready("nobody", spans))
+        a.transport.poll()
+        b.transport.poll()
+        assert not b.data.any()
+        assert not b.flags.any()
+        self.wait(a, a.transport.write(peer, spans, Flag("flags", 3, 7)), b)
+        assert bool((b.data == 1).all())
+        assert b.flags.tolist() == [0, 0, 0, 7, 0, 0, 0, 0]
+
     def test_both_ways_at_once(self) -> None:
         a, b = self.ends("a", "b")
         to_b, to_a = self.connect(a, b), self.connect(b, a)
