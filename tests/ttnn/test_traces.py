@@ -11,6 +11,6 @@ def outcomes(mock: Watched) -> dict[str, str]:
 
 def test_a_trace_is_captured_once_and_replayed_on_what_its_tensors_hold(mock: Watched) -> None:
     found = outcomes(mock)
-    assert len(found) == 5
+    assert len(found) == 6
     failed = {name: how for name, how in found.items() if how}
     assert not failed, "\n".join(failed.values())

@@ -14,6 +14,8 @@ import torch
 import ttnn
 from elastic_ep import RunnerError, Shape, place, resize, tables
 from elastic_ep.runner_ttnn import TraceRunner, write
+from elastic_ep.testing.toy import ToyConfig
+from elastic_ep.testing.toy_ttnn import TtnnExperts
 from tt_mock import Traced, TraceError
 from tt_mock.ttnn_shadows import Shadows
 
@@ -93,6 +95,21 @@ class Checks:
             self.runner.capture(writes, self.static)
         self.runner.capture(double, self.static)
         self.runner.replay()
+
+    def check_traces_serve_what_slots_are_filled_with(self) -> None:
+        config = ToyConfig(Shape(layers=2, experts=3, slots=3, max_ranks=2), tokens=2, hidden=8)
+        host = torch.zeros(2, 3, 8, 8)
+        experts = TtnnExperts(config, host, self.mesh)
+        experts.capture()
+        for turn in range(6):
+            layer, slot = turn % 2, turn % 3
+            host[layer, slot] = torch.randn(8, 8)
+            experts.fill(layer, slot)
+            experts.check()
+            rows, slots = torch.randn(12, 8), torch.arange(12) % 4 - 1
+            results = experts.run(layer, rows, slots)[slots >= 0]
+            expected = torch.einsum("nh,nhk->nk", rows, host[layer, slots]).tanh()[slots >= 0]
+            torch.testing.assert_close(results, expected)
 
     def check_tensors_elsewhere_and_other_shapes_are_refused(self) -> None:
         for stranger in (torch.zeros(1), self.zeros(device=False)):

@@ -5,7 +5,7 @@ import elastic_ep
 NAMES = """
 Abort Aborted Action Address Apply Balancer Ballot Begun Boundary BusyError COORDINATOR Cancel
 CancelPrepare Check Commit CommitAt CommitNow Committed Completed Coordinator Copy Counted
-DeadlineError DensePull Died EMPTY EagerRunner ElasticError Event Exit Expired Fence FencedError
+DeadlineError DensePull Device Died EMPTY EagerRunner ElasticError Event Exit Expired Fence FencedError
 Fingerprint Finished Flag Flip Flipped Group GroupError Heard Hello Interrupt Keep Kill Lane
 LaneError LaneShape Launch LaunchError Launcher Lease LeaseDue MESSAGES Member MemberAction
 MemberEvent MemberPhase MemoryNetwork MemoryTransport Message Note OnLoss Op Operation OutdatedError

@@ -77,7 +77,7 @@ from elastic_ep.rank import run_rank
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.runner import Address, EagerRunner, Fingerprint, Runner, StaticRunner
 from elastic_ep.seat import Patience, Seat
-from elastic_ep.service import Flipped, Readied, Seen, Service, Stepped
+from elastic_ep.service import Device, Flipped, Readied, Seen, Service, Stepped
 from elastic_ep.staging import Copy, DensePull, Reload, Stage, stages
 from elastic_ep.transport import Flag, Op, Span, Transport, wait, wait_until
 from elastic_ep.transport_memory import MemoryNetwork, MemoryTransport
@@ -133,6 +133,7 @@ __all__ = [
     "Counted",
     "DeadlineError",
     "DensePull",
+    "Device",
     "Died",
     "EMPTY",
     "EagerRunner",

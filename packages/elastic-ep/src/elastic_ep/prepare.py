@@ -113,6 +113,12 @@ class Preparer:
         """Bring an expert into a slot from outside the group."""
         self.contents.pop((layer, slot), None)
         self._service.load_expert(layer, expert, slot)
+        self._filled(layer, slot, expert)
+
+    def _filled(self, layer: int, slot: int, expert: int) -> None:
+        """The weights are on the host; the device follows before anybody is told."""
+        if self._service.device is not None:
+            self._service.device.fill(layer, slot)
         self.contents[layer, slot] = expert
 
     def _prepare(self, work: "_Work") -> RoutingTables:
@@ -163,10 +169,12 @@ class Preparer:
             by_source[self._service.shape.rank_of(copy.source)].append(copy)
         for source, copies in sorted(by_source.items()):
             slots = {(copy.layer, copy.target % self._service.shape.slots): copy.expert for copy in copies}
-            for slot in slots:
-                self.contents.pop(slot, None)
+            for place in slots:
+                self.contents.pop(place, None)
             self._read(source, [span for copy in copies for span in self._spans(copy)], work)
-            self.contents |= slots
+            for (layer, slot), expert in slots.items():
+                self._check(work)
+                self._filled(layer, slot, expert)
 
     def _spans(self, copy: Copy) -> Iterable[Span]:
         shape = self._service.shape

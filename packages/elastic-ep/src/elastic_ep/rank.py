@@ -74,7 +74,12 @@ def run_rank(
         return Rank(seat, build(seat.rank), make_transport, make_runner)
 
     sys.setswitchinterval(SWITCH_INTERVAL)
-    at_niceness(seat.niceness, make).serve()
+    rank = at_niceness(seat.niceness, make)
+    try:
+        rank.serve()
+    finally:
+        if rank.service.device is not None:
+            rank.service.device.close()
 
 
 class Rank:

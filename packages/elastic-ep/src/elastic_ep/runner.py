@@ -43,9 +43,10 @@ class Fingerprint:
 
 class Runner(Protocol):
     """``in_place`` says whether a captured program stays valid when only contents change; if not, a commit
-    captures again."""
+    captures again. ``reruns`` says whether each replay runs the program's Python anew."""
 
     in_place: bool
+    reruns: bool
 
     def capture(self, program: Program, static: Static) -> None:
         """Record the program over these tensors; replaces an earlier one. May run it, so contents may
@@ -65,6 +66,7 @@ class EagerRunner:
     """Runs the program anew each time: the reference for the others."""
 
     in_place = True
+    reruns = True
 
     def __init__(self) -> None:
         self._captures = 0
@@ -127,6 +129,8 @@ class StaticRunner(EagerRunner):
     As in a CUDA graph, Python does not run again: a branch taken, a number computed or a tensor that is not
     in ``static`` at capture is part of the program from then on.
     """
+
+    reruns = False
 
     def _record(self, program: Program) -> Program:
         recorder = _Recorder()

@@ -20,6 +20,8 @@ class CompiledRunner(EagerRunner):
     then captures anew.
     """
 
+    reruns = False
+
     def __init__(self, in_place: bool = True) -> None:
         super().__init__()
         self.in_place = in_place

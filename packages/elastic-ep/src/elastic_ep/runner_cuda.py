@@ -15,6 +15,8 @@ class CudaGraphRunner(EagerRunner):
     branch on a tensor's value, no ``tolist``.
     """
 
+    reruns = False
+
     def _record(self, program: Program) -> Program:
         elsewhere = sorted(name for name, tensor in self._static.items() if not tensor.is_cuda)
         if elsewhere:

@@ -22,6 +22,8 @@ class TraceRunner(EagerRunner):
     after them. RunnerError at capture if a static tensor is not on devices, or not on those of one mesh.
     """
 
+    reruns = False
+
     def __init__(self, queue: int = 0) -> None:
         super().__init__()
         self._queue = queue
@@ -80,6 +82,14 @@ def write(tensor: Any, contents: torch.Tensor) -> None:
     everywhere = ttnn.ReplicateTensorToMesh(tensor.device())
     host = ttnn.from_torch(contents, dtype=tensor.dtype, layout=tensor.layout, mesh_mapper=everywhere)
     ttnn.copy_host_to_device_tensor(host, tensor)
+
+
+def read(tensor: Any) -> torch.Tensor:
+    """What a static tensor holds on the first device of its mesh, once all that was queued is done."""
+    import ttnn
+
+    contents: torch.Tensor = ttnn.to_torch(ttnn.get_device_tensors(tensor)[0])
+    return contents
 
 
 def _mesh_of(static: Mapping[str, Any]) -> Any:

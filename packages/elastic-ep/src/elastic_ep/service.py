@@ -11,6 +11,35 @@ from elastic_ep.placement import Placement, Shape
 from elastic_ep.runner import Static
 
 
+class Device(Protocol):
+    """The part of a model that runs on a device: weights in the device's memory, which no other rank writes
+    to, and programs captured over tensors there.
+
+    Ranks exchange tokens and weights through the host. So the methods of a service that has a device bring
+    the inputs of a program to it, replay the program, and bring the results back; a rank runs them by a
+    runner that ``reruns``.
+    """
+
+    in_place: bool
+    """Whether captured programs stay valid when only contents change; if not, a commit captures again."""
+
+    def capture(self) -> None:
+        """Bring in the dense weights, which the host has by now, and record all programs.
+
+        A joiner's is called in the background, before its service's methods are.
+        """
+
+    def check(self) -> None:
+        """RunnerError if a tensor no longer lies where it lay at capture. Called at every commit."""
+
+    def fill(self, layer: int, slot: int) -> None:
+        """Take over the weights that have come into a slot of the service's ``experts``: nothing is routed
+        there yet. Called in the background, while programs are replayed."""
+
+    def close(self) -> None:
+        """The rank ends: let go of the device."""
+
+
 class Service(Protocol):
     """One rank's model and its work.
 
@@ -23,14 +52,21 @@ class Service(Protocol):
     dtype: torch.dtype
     fingerprint: str
 
-    dense: Mapping[str, torch.Tensor]
-    """What every rank holds whole; a joiner reads it from a rank that serves."""
+    @property
+    def dense(self) -> Mapping[str, torch.Tensor]:
+        """What every rank holds whole; a joiner reads it from a rank that serves."""
 
-    experts: Mapping[str, torch.Tensor]
-    """``[layers, slots, ...]`` each: the weights in this rank's slots."""
+    @property
+    def experts(self) -> Mapping[str, torch.Tensor]:
+        """``[layers, slots, ...]`` each: the weights in this rank's slots."""
 
-    state: Mapping[str, torch.Tensor]
-    """What else its programs read and write."""
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What else its programs read and write."""
+
+    @property
+    def device(self) -> Device | None:
+        """Where programs of its own run, if any do."""
 
     def load_dense(self) -> None:
         """Fill ``dense`` from outside the group: nobody serves yet."""

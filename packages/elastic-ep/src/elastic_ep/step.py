@@ -9,7 +9,7 @@ from elastic_ep.errors import FencedError, RunnerError
 from elastic_ep.lane import NO_NOTE, Lane, Note, Programs
 from elastic_ep.packing import count, pack, unpack
 from elastic_ep.routing import RoutingTables
-from elastic_ep.runner import Fingerprint, Program, Runner, Static
+from elastic_ep.runner import Program, Runner, Static
 from elastic_ep.service import Service
 
 
@@ -37,6 +37,11 @@ class Step:
         layers = range(service.shape.layers)
         self._programs = [program for layer in layers for program in self._layer(layer)]
         self._runners = [make_runner() for _ in self._programs]
+        if service.device is not None and not all(runner.reruns for runner in self._runners):
+            raise RunnerError(
+                f"{type(self._runners[0]).__name__} would record a service that has a device of its own; "
+                "give it a runner that reruns, such as EagerRunner"
+            )
         self._captured: Static = {}
         self.captures = 0
         replays = [runner.replay for runner in self._runners]
@@ -53,10 +58,8 @@ class Step:
 
     @property
     def in_place(self) -> bool:
-        return all(runner.in_place for runner in self._runners)
-
-    def fingerprint(self) -> Fingerprint:
-        return self._runners[0].fingerprint()
+        device = self._service.device
+        return all(runner.in_place for runner in self._runners) and (device is None or device.in_place)
 
     def capture(self) -> None:
         """Record all programs, and run each so that its first step is no slower than others.
@@ -64,6 +67,8 @@ class Step:
         Contents of the static tensors may change.
         """
         self.captures += 1
+        if self._service.device is not None:
+            self._service.device.capture()
         static = self._captured = self.static
         for runner, program in zip(self._runners, self._programs, strict=True):
             runner.capture(program, static)
@@ -86,6 +91,8 @@ class Step:
                 f"static tensors were replaced since capture: {moved}; write with copy_ instead"
             )
         self._runners[0].check()
+        if self._service.device is not None:
+            self._service.device.check()
 
     def run(
         self,

@@ -12,7 +12,7 @@ import torch
 from elastic_ep.lane_shape import NOTE, LaneShape
 from elastic_ep.placement import Shape
 from elastic_ep.runner import Static
-from elastic_ep.service import Seen
+from elastic_ep.service import Device, Seen
 
 TOLERANCE = 1e-4
 """Largest difference to the dense computation: float32 sums in another order."""
@@ -47,6 +47,7 @@ class ToyService:
     """One rank of it; see `elastic_ep.service.Service`. A wrong result raises, and so ends the rank."""
 
     dtype = torch.float32
+    device: Device | None = None
 
     def __init__(self, config: ToyConfig, rank: int) -> None:
         self.config = config

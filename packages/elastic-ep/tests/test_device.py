@@ -1,0 +1,113 @@
+"""A service with a device: its programs are captured, checked and filled where its rank's are."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from elastic_ep import (
+    EagerRunner,
+    Lane,
+    MemoryNetwork,
+    RoutingTables,
+    Runner,
+    RunnerError,
+    Shape,
+    StaticRunner,
+    place,
+    tables,
+)
+from elastic_ep.runner import Static
+from elastic_ep.step import Step
+from elastic_ep.testing.toy import ToyConfig, ToyService
+
+CONFIG = ToyConfig(Shape(layers=2, experts=4, slots=4, max_ranks=2), tokens=4, hidden=8)
+
+
+class Memory:
+    """A device with memory of its own, whose programs are recorded over it; see `elastic_ep.Device`."""
+
+    def __init__(self, service: ToyService) -> None:
+        self.in_place = True
+        self._compute = functools.partial(ToyService.run_experts, service)
+        self._host = service.experts["up"]
+        lane = CONFIG.lane
+        self.static = {
+            "in": torch.zeros((lane.max_ranks + 1, lane.rows, lane.hidden)),
+            "in_head": torch.zeros((lane.max_ranks + 1, 4 + lane.rows), dtype=torch.int64),
+            "results": torch.zeros((lane.max_ranks + 1, lane.rows, lane.hidden)),
+            "experts.up": torch.zeros_like(self._host),
+            "state.rows": service.state["rows"].clone(),
+        }
+        self.runners = [StaticRunner() for _ in range(CONFIG.shape.layers)]
+
+    def capture(self) -> None:
+        for layer, runner in enumerate(self.runners):
+            runner.capture(functools.partial(self._compute, layer=layer), self.static)
+
+    def check(self) -> None:
+        for runner in self.runners:
+            runner.check()
+
+    def fill(self, layer: int, slot: int) -> None:
+        self.static["experts.up"][layer, slot].copy_(self._host[layer, slot])
+
+    def close(self) -> None:
+        pass
+
+
+class OnMemory(ToyService):
+    def __init__(self) -> None:
+        super().__init__(CONFIG, 0)
+        self.device: Memory = Memory(self)
+
+    def run_experts(self, static: Static, layer: int) -> None:
+        for name in ("in", "in_head"):
+            self.device.static[name].copy_(static[name])
+        self.device.runners[layer].replay()
+        static["results"].copy_(self.device.static["results"])
+
+
+def alone(make_runner: Callable[[], Runner] = EagerRunner) -> tuple[OnMemory, Step]:
+    """A rank that serves by itself."""
+    service, board = OnMemory(), RoutingTables(CONFIG.shape)
+    service.load_dense()
+    placement = place(CONFIG.shape, (0,))
+    board.write(tables(placement))
+    lane = Lane(MemoryNetwork().end("0"), 0, service.lane)
+    step = Step(service, lane, board, make_runner)
+    for layer in range(CONFIG.shape.layers):
+        for slot, expert in enumerate(placement.row(layer, 0)):
+            service.load_expert(layer, expert, slot)
+            service.device.fill(layer, slot)
+    return service, step
+
+
+def test_its_programs_are_captured_with_the_rank_s_and_give_the_dense_result() -> None:
+    service, step = alone()
+    step.capture()
+    for number in range(5):
+        step.run(1, number, {}, 1.0, lambda: False)
+        service.apply(number)
+    assert {runner.fingerprint().captures for runner in service.device.runners} == {1}
+
+
+def test_a_tensor_that_moved_on_the_device_is_named_at_a_commit() -> None:
+    service, step = alone()
+    step.capture()
+    step.check()
+    service.device.static["experts.up"] = service.device.static["experts.up"].clone()
+    with pytest.raises(RunnerError, match=r"experts.up from"):
+        step.check()
+
+
+def test_a_commit_captures_again_if_the_device_must() -> None:
+    service, step = alone()
+    assert step.in_place
+    service.device.in_place = False
+    assert not step.in_place
+
+
+def test_a_runner_that_would_record_what_is_said_to_a_device_is_refused() -> None:
+    with pytest.raises(RunnerError, match=r"StaticRunner would record .* EagerRunner"):
+        alone(StaticRunner)
