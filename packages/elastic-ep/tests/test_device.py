@@ -18,28 +18,40 @@ from elastic_ep import (
     tables,
 )
 from elastic_ep.runner import Static
+from elastic_ep.runner_cuda import CudaGraphRunner
 from elastic_ep.step import Step
 from elastic_ep.testing.toy import ToyConfig, ToyService
 
+KINDS = [
+    (StaticRunner, "cpu"),
+    pytest.param(
+        CudaGraphRunner,
+        "cuda",
+        marks=pytest.mark.skipif(
+            not torch.cuda.is_available(), reason="CUDA graphs are recorded on a GPU only"
+        ),
+    ),
+]
 CONFIG = ToyConfig(Shape(layers=2, experts=4, slots=4, max_ranks=2), tokens=4, hidden=8)
 
 
 class Memory:
     """A device with memory of its own, whose programs are recorded over it; see `elastic_ep.Device`."""
 
-    def __init__(self, service: ToyService) -> None:
+    def __init__(self, service: ToyService, kind: type[EagerRunner], device: str) -> None:
         self.in_place = True
         self._compute = functools.partial(ToyService.run_experts, service)
         self._host = service.experts["up"]
         lane = CONFIG.lane
-        self.static = {
+        tensors = {
             "in": torch.zeros((lane.max_ranks + 1, lane.rows, lane.hidden)),
             "in_head": torch.zeros((lane.max_ranks + 1, 4 + lane.rows), dtype=torch.int64),
             "results": torch.zeros((lane.max_ranks + 1, lane.rows, lane.hidden)),
             "experts.up": torch.zeros_like(self._host),
             "state.rows": service.state["rows"].clone(),
         }
-        self.runners = [StaticRunner() for _ in range(CONFIG.shape.layers)]
+        self.static = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.runners = [kind() for _ in range(CONFIG.shape.layers)]
 
     def capture(self) -> None:
         for layer, runner in enumerate(self.runners):
@@ -57,9 +69,9 @@ class Memory:
 
 
 class OnMemory(ToyService):
-    def __init__(self) -> None:
+    def __init__(self, kind: type[EagerRunner] = StaticRunner, device: str = "cpu") -> None:
         super().__init__(CONFIG, 0)
-        self.device: Memory = Memory(self)
+        self.device: Memory = Memory(self, kind, device)
 
     def run_experts(self, static: Static, layer: int) -> None:
         for name in ("in", "in_head"):
@@ -68,9 +80,9 @@ class OnMemory(ToyService):
         static["results"].copy_(self.device.static["results"])
 
 
-def alone(make_runner: Callable[[], Runner] = EagerRunner) -> tuple[OnMemory, Step]:
+def alone(service: OnMemory, make_runner: Callable[[], Runner] = EagerRunner) -> Step:
     """A rank that serves by itself."""
-    service, board = OnMemory(), RoutingTables(CONFIG.shape)
+    board = RoutingTables(CONFIG.shape)
     service.load_dense()
     placement = place(CONFIG.shape, (0,))
     board.write(tables(placement))
@@ -80,11 +92,15 @@ def alone(make_runner: Callable[[], Runner] = EagerRunner) -> tuple[OnMemory, St
         for slot, expert in enumerate(placement.row(layer, 0)):
             service.load_expert(layer, expert, slot)
             service.device.fill(layer, slot)
-    return service, step
+    return step
 
 
-def test_its_programs_are_captured_with_the_rank_s_and_give_the_dense_result() -> None:
-    service, step = alone()
+@pytest.mark.parametrize(("kind", "device"), KINDS)
+def test_its_programs_are_captured_with_the_rank_s_and_give_the_dense_result(
+    kind: type[EagerRunner], device: str
+) -> None:
+    service = OnMemory(kind, device)
+    step = alone(service)
     step.capture()
     for number in range(5):
         step.run(1, number, {}, 1.0, lambda: False)
@@ -93,7 +109,8 @@ def test_its_programs_are_captured_with_the_rank_s_and_give_the_dense_result() -
 
 
 def test_a_tensor_that_moved_on_the_device_is_named_at_a_commit() -> None:
-    service, step = alone()
+    service = OnMemory()
+    step = alone(service)
     step.capture()
     step.check()
     service.device.static["experts.up"] = service.device.static["experts.up"].clone()
@@ -102,7 +119,8 @@ def test_a_tensor_that_moved_on_the_device_is_named_at_a_commit() -> None:
 
 
 def test_a_commit_captures_again_if_the_device_must() -> None:
-    service, step = alone()
+    service = OnMemory()
+    step = alone(service)
     assert step.in_place
     service.device.in_place = False
     assert not step.in_place
@@ -110,4 +128,4 @@ def test_a_commit_captures_again_if_the_device_must() -> None:
 
 def test_a_runner_that_would_record_what_is_said_to_a_device_is_refused() -> None:
     with pytest.raises(RunnerError, match=r"StaticRunner would record .* EagerRunner"):
-        alone(StaticRunner)
+        alone(OnMemory(), StaticRunner)

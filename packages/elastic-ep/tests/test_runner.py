@@ -1,4 +1,4 @@
-"""Both runners: one result, one capture, one address for life."""
+"""Every runner: one result, one capture, one address for life."""
 
 import inspect
 from collections.abc import Mapping
@@ -21,25 +21,32 @@ from elastic_ep.runner_cuda import CudaGraphRunner
 
 SHAPE = Shape(layers=1, experts=4, slots=3, max_ranks=4)
 
-runners = pytest.mark.parametrize("kind", [EagerRunner, StaticRunner])
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs are recorded on a GPU only")
+runners = pytest.mark.parametrize(
+    "kind", [EagerRunner, StaticRunner, pytest.param(CudaGraphRunner, marks=on_a_gpu)]
+)
 
 
 def route(static: Mapping[str, torch.Tensor]) -> None:
     """The captured half of a step: logical experts to physical slots, replicas taken in turn."""
     experts, turn = static["experts"], static["turn"]
     count = static["replicas"][0].to(torch.int64)[experts]
-    column = (torch.arange(experts.shape[0]) + turn) % count
+    column = (static["places"] + turn) % count
     static["homes"].copy_(static["slots"][0].to(torch.int64)[experts, column])
     turn.add_(1)
 
 
-def captured(kind: type[EagerRunner]) -> tuple[Runner, RoutingTables, dict[str, torch.Tensor]]:
-    board = RoutingTables(SHAPE)
+def captured(
+    kind: type[EagerRunner], device: str | None = None
+) -> tuple[Runner, RoutingTables, dict[str, torch.Tensor]]:
+    device = device or ("cuda" if kind is CudaGraphRunner else "cpu")
+    board = RoutingTables(SHAPE, device)
     board.write(tables(place(SHAPE, (0, 1))))
     static = {
-        "experts": torch.tensor([0, 1, 2, 3, 3]),
-        "turn": torch.zeros(1, dtype=torch.int64),
-        "homes": torch.zeros(5, dtype=torch.int64),
+        "experts": torch.tensor([0, 1, 2, 3, 3], device=device),
+        "places": torch.arange(5, device=device),
+        "turn": torch.zeros(1, dtype=torch.int64, device=device),
+        "homes": torch.zeros(5, dtype=torch.int64, device=device),
         "slots": board.slots,
         "replicas": board.replicas,
     }
@@ -115,7 +122,7 @@ def test_nothing_captured_is_said(kind: type[EagerRunner]) -> None:
 
 def test_a_graph_wants_its_tensors_on_a_gpu() -> None:
     with pytest.raises(RunnerError, match=r"\['experts', 'homes', .*'turn'\] are not on a GPU"):
-        captured(CudaGraphRunner)
+        captured(CudaGraphRunner, "cpu")
 
 
 def test_torch_has_what_graphs_are_recorded_with() -> None:
