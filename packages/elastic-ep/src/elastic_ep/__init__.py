@@ -42,6 +42,7 @@ from elastic_ep.errors import (
     ServeError,
     SizeError,
     TransportError,
+    UnfinishedError,
     WireError,
 )
 from elastic_ep.group import Group
@@ -221,6 +222,7 @@ __all__ = [
     "Tick",
     "Transport",
     "TransportError",
+    "UnfinishedError",
     "Unresponsive",
     "WireError",
     "act",

@@ -13,6 +13,9 @@ from elastic_ep.seat import Patience
 
 Answer = Begun | Finished | Refused
 
+KEPT = 16
+"""Operations whose end may still be asked for: the latest ones. Only one runs at a time."""
+
 
 class Asking:
     """Operations that were asked for and not finished with, by ticket. Any thread may ask.
@@ -32,10 +35,12 @@ class Asking:
         """Return when the operation runs. Raises what `elastic_ep.Group.begin` does."""
         asked = Scale(plan, uuid.uuid4().hex, time.time())
         self._answers[asked.ticket] = queue.SimpleQueue()
+        for ticket in list(self._answers)[:-KEPT]:
+            self._answers.pop(ticket, None)
         try:
             self._await_begin(asked)
         except GroupError:
-            del self._answers[asked.ticket]
+            self._answers.pop(asked.ticket, None)
             raise
         return asked
 
@@ -48,21 +53,22 @@ class Asking:
             except queue.Empty:
                 answer = self._state().last
             if isinstance(answer, Finished) and answer.ticket == asked.ticket:
-                del self._answers[asked.ticket]
+                self._answers.pop(asked.ticket, None)
                 return answer
         return None
 
     def hear(self, answer: Answer) -> None:
-        if answer.ticket in self._answers:
-            self._answers[answer.ticket].put(answer)
+        answers = self._answers.get(answer.ticket)
+        if answers is not None:
+            answers.put(answer)
 
     def _await_begin(self, asked: Scale) -> None:
         """Says it until it is answered: a coordinator that is replaced may not have heard it."""
-        deadline = time.monotonic() + self._patience.give_up
+        answers, deadline = self._answers[asked.ticket], time.monotonic() + self._patience.give_up
         while time.monotonic() < deadline:
             self._order(asked)
             try:
-                answer = self._answers[asked.ticket].get(timeout=self._patience.lease)
+                answer = answers.get(timeout=self._patience.lease)
             except queue.Empty:
                 continue
             match answer:

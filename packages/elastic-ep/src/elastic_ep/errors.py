@@ -13,7 +13,8 @@ ElasticError
 ├── ServeError           a rank cannot go on serving
 ├── GroupError           the group did not do what it was asked for
 │   ├── BusyError        something else is running; nothing changed
-│   └── OutdatedError    the plan starts from a placement that does not serve any more
+│   ├── OutdatedError    the plan starts from a placement that does not serve any more
+│   └── UnfinishedError  it goes on, but whoever asked has waited long enough
 └── RunnerError          a captured program met addresses it was not captured with
 """
 
@@ -80,6 +81,10 @@ class BusyError(GroupError):
 
 class OutdatedError(GroupError):
     """The placement changed since the plan was made, so nothing was begun: plan again."""
+
+
+class UnfinishedError(GroupError):
+    """What was begun goes on, but has not ended in the time given; the message says what it waits for."""
 
 
 class RunnerError(ElasticError):

@@ -26,7 +26,7 @@ from elastic_ep.control import (
     Scale,
 )
 from elastic_ep.director import HOST_GREETING, NOTICES, ORDERS, STATE, Alive, Beat, Notice, run_director
-from elastic_ep.errors import GroupError, LaunchError, OutdatedError
+from elastic_ep.errors import GroupError, LaunchError, OutdatedError, UnfinishedError
 from elastic_ep.launcher import Launcher, is_dying
 from elastic_ep.links import Address, Link
 from elastic_ep.placement import Shape, nobody
@@ -102,19 +102,26 @@ class Group:
     def scale(
         self, ranks: Iterable[int], seconds: float, load: Load | None = None, min_replicas: int = 1
     ) -> Plan:
-        """Let the group consist of these ranks, and return when it does. Raises what `begin` and `finish`
-        do, but plans again where the placement changes meanwhile."""
+        """Let the group consist of these ranks, and return when it does. Raises what `start` and `finish`
+        do."""
+        deadline = time.monotonic() + seconds
+        asked = self.start(ranks, seconds, load, min_replicas)
+        self.finish(asked, deadline - time.monotonic())
+        return asked.plan
+
+    def start(
+        self, ranks: Iterable[int], seconds: float, load: Load | None = None, min_replicas: int = 1
+    ) -> Scale:
+        """Begin to let the group consist of these ranks. Raises PlanError and what `begin` does, but for so
+        many seconds plans again where the placement changes meanwhile."""
         target, deadline = tuple(ranks), time.monotonic() + seconds
         while True:
             plan = resize(self.state().placement, target, load, min_replicas)
             try:
-                asked = self.begin(plan)
+                return self.begin(plan)
             except OutdatedError:
                 if time.monotonic() > deadline:
                     raise
-            else:
-                self.finish(asked, deadline - time.monotonic())
-                return plan
 
     def begin(self, plan: Plan) -> Scale:
         """Start to carry out a plan, and return when it runs: a balancing pass makes way for it first.
@@ -127,7 +134,8 @@ class Group:
     def finish(self, asked: Scale, seconds: float) -> None:
         """Wait for the end of what was begun, and of the processes that left.
 
-        GroupError if it failed (the message says why; the group serves on), or does not end in time.
+        GroupError if it failed: the message says why, and the group serves on. UnfinishedError if it does
+        not end in time.
         """
         deadline = time.monotonic() + seconds
         outcome = self._asking.outcome(asked, deadline)
@@ -138,8 +146,8 @@ class Group:
                 return
             time.sleep(self._patience.beat / 10)
         state = self.state()
-        raise GroupError(
-            f"after {seconds} s the phase is {state.phase.value}, waiting for ranks {state.waiting}, "
+        raise UnfinishedError(
+            f"after {seconds:g} s the phase is {state.phase.value}, waiting for ranks {state.waiting}, "
             f"with ranks {state.gone} still to end"
         )
 
