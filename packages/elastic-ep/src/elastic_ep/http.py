@@ -52,30 +52,32 @@ class Control:
 
     def __init__(self, group: Group) -> None:
         self._group = group
+        self._routes: dict[str, dict[str, Callable[[bytes], Reply]]] = {
+            "/scale_elastic_ep": {"POST": self._scale, "DELETE": self._cancel},
+            "/elastic_ep": {"GET": self._describe},
+            "/is_scaling_elastic_ep": {"GET": self._is_scaling, "POST": self._is_scaling},
+        }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"a {scope['type']} came to an application that only knows http")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        routes = {
-            "/scale_elastic_ep": {"POST": self._scale, "DELETE": self._cancel},
-            "/elastic_ep": {"GET": self._describe},
-            "/is_scaling_elastic_ep": {"GET": self._is_scaling, "POST": self._is_scaling},
-        }.get(path)
-        if routes is None:
-            reply = refused(404, f"there is no {path}")
-        elif scope["method"] not in routes:
-            reply = refused(405, f"{path} takes {' or '.join(routes)}, not {scope['method']}")
-        else:
-            try:
-                body = await _body(receive)
-                # In a thread: what it asks may be a coordinator that is being replaced.
-                reply = await asyncio.to_thread(routes[scope["method"]], body)
-            except BadRequestError as error:
-                reply = refused(400, str(error))
-            except GroupError as error:
-                reply = refused(503, str(error))
-        await _answer(send, *reply)
+        await _answer(send, *await self._reply(path, scope["method"], receive))
+
+    async def _reply(self, path: str, method: str, receive: Receive) -> Reply:
+        methods = self._routes.get(path)
+        if methods is None:
+            return refused(404, f"there is no {path}; there are {', '.join(self._routes)}")
+        if method not in methods:
+            return refused(405, f"{path} takes {' or '.join(methods)}, not {method}")
+        try:
+            body = await _body(receive)
+            # In a thread: a coordinator that is being replaced answers late.
+            return await asyncio.to_thread(methods[method], body)
+        except BadRequestError as error:
+            return refused(400, str(error))
+        except GroupError as error:
+            return refused(503, str(error))
 
     def _scale(self, body: bytes) -> Reply:
         wanted = read(body)
