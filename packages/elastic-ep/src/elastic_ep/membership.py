@@ -54,6 +54,13 @@ class Member:
         return self.serves and not self.halted
 
     @property
+    def leaves(self) -> bool:
+        """Whether it serves no more once the stage under way is committed, or has left."""
+        if self.stage is not None:
+            return self.rank not in self.stage.placement.ranks
+        return self.placement is not None and self.rank not in self.placement.ranks
+
+    @property
     def others(self) -> tuple[int, ...]:
         """The ranks that it serves with."""
         ranks = () if self.placement is None else self.placement.ranks

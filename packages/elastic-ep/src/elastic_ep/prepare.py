@@ -20,6 +20,9 @@ from elastic_ep.wire import Ballot
 NAP = 0.0005
 """Seconds between looks at a transfer; the rank's main thread polls the transport."""
 
+DRAIN_NAP = 0.01
+"""Seconds between looks at a service that is to become idle."""
+
 LOWEST = 19
 """The highest niceness: the lowest priority."""
 
@@ -79,10 +82,12 @@ class Preparer:
         cards: Iterable[tuple[int, bytes]],
         known: dict[int, str],
         joins: bool,
+        drains: bool = False,
     ) -> None:
-        """Begin, once an earlier preparation has ended. ``known`` are the peers that are connected."""
+        """Begin, once an earlier preparation has ended. ``known`` are the peers that are connected. One that
+        ``drains`` is done when its service is idle."""
         earlier, self._cancelled = self._thread, threading.Event()
-        work = _Work(stage, tuple(cards), dict(known), joins, self._cancelled)
+        work = _Work(stage, tuple(cards), dict(known), joins, drains, self._cancelled)
 
         def run() -> None:
             if earlier is not None:
@@ -141,6 +146,9 @@ class Preparer:
         made = tables(work.stage.placement)
         if work.joins:
             self._capture()
+        while work.drains and not self._service.idle:
+            self._check(work)
+            time.sleep(DRAIN_NAP)
         return made
 
     def _settle_reads(self, work: "_Work") -> None:
@@ -249,5 +257,6 @@ class _Work:
     cards: tuple[tuple[int, bytes], ...]
     known: dict[int, str]
     joins: bool
+    drains: bool
     cancelled: threading.Event
     new: dict[int, str] = attrs.Factory(dict)

@@ -177,7 +177,10 @@ class Rank:
         time.sleep(ALERT if alert else IDLE)
 
     def _event(self, event: MemberEvent) -> None:
+        before = self.member.leaves
         self.member, actions = act(self.member, event)
+        if self.member.leaves != before:
+            self.service.leaving(not before)
         for action in actions:
             self._carry_out(action)
 
@@ -206,8 +209,9 @@ class Rank:
 
     def start_prepare(self, ballot: Ballot, stage: Stage, cards: Cards) -> None:
         """In the background; `Preparation` comes to the inbox."""
-        joins, self._prepared = self.member.serving is None, None
-        self.plane.preparer.start(ballot, stage, cards, self.plane.peers, joins)
+        member, self._prepared = self.member, None
+        joins, drains = member.serving is None, member.leaves and member.runs
+        self.plane.preparer.start(ballot, stage, cards, self.plane.peers, joins, drains)
 
     def _flip(self, epoch: int, placement: Placement) -> None:
         began, work = time.monotonic(), time.thread_time()

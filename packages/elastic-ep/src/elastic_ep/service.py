@@ -92,6 +92,15 @@ class Service(Protocol):
     def apply(self, step: int) -> None:
         """The step is complete everywhere it matters: give its results out. Once for each step."""
 
+    def leaving(self, leaves: bool) -> None:
+        """The rank is to leave: take no more requests, and end those that are here. Or, if that is given up,
+        it stays. Called between steps."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would miss anything if the rank left now. One that is to leave is asked in the
+        background, and serves on until it is; if that takes longer than `Patience.prepare`, it stays."""
+
     def seen(self, record: "Seen") -> None:
         """Something worth counting happened; called between steps, so be quick."""
 

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -21,8 +22,9 @@ TOLERANCE = 1e-4
 @attrs.frozen
 class ToyConfig:
     """``pace`` is the least time of a step, in seconds; ``favour`` how many times louder than others the gate
-    asks for the last expert; ``hangs`` a method, ``begin`` or ``apply``, and the rank and step in which that
-    hangs; ``log`` the folder that ranks write what they saw to."""
+    asks for the last expert; ``drains`` how many steps the requests last of a rank that is to leave;
+    ``hangs`` a method, ``begin`` or ``apply``, and the rank and step in which that hangs; ``log`` the folder
+    that ranks write what they saw to."""
 
     shape: Shape
     tokens: int = 8
@@ -30,6 +32,7 @@ class ToyConfig:
     top: int = 2
     pace: float = 0.0
     favour: float = 1.0
+    drains: int = 0
     hangs: tuple[str, int, int] = ("", -1, -1)
     log: str = ""
 
@@ -72,6 +75,8 @@ class ToyService:
         }
         self._weights["gate"][:, :, -1] *= config.favour
         self._began = 0.0
+        self._left = 0
+        self._leaves = False
         path = Path(config.log, f"{rank}.{os.getpid()}")
         self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if config.log else None
 
@@ -110,17 +115,29 @@ class ToyService:
 
     def apply(self, step: int) -> None:
         self._hang_if("apply", step)
+        self._left -= self._leaves
         error = float((self.state["hidden"] - self._reference(step)).abs().max())
         if not error < TOLERANCE:
             raise AssertionError(f"rank {self.rank}, step {step}: off by {error} from the dense computation")
         time.sleep(max(0.0, self._began + self.config.pace - time.monotonic()))
 
+    def leaving(self, leaves: bool) -> None:
+        self._leaves, self._left = leaves, self.config.drains
+        self._write("Leaving", {"leaves": leaves})
+
+    @property
+    def idle(self) -> bool:
+        return self._left <= 0
+
     def seen(self, record: Seen) -> None:
+        fields = {a.name: getattr(record, a.name) for a in attrs.fields(type(record))}
+        placement = fields.pop("placement", None)
+        ranks = {} if placement is None else {"ranks": placement.ranks}
+        self._write(type(record).__name__, {**fields, **ranks})
+
+    def _write(self, kind: str, fields: Mapping[str, object]) -> None:
         if self._log is not None:
-            fields = {a.name: getattr(record, a.name) for a in attrs.fields(type(record))}
-            placement = fields.pop("placement", None)
-            ranks = {} if placement is None else {"ranks": placement.ranks}
-            line = {"kind": type(record).__name__, "rank": self.rank, **fields, **ranks}
+            line = {"kind": kind, "rank": self.rank, **fields}
             os.write(self._log, f"{json.dumps(line)}\n".encode())
 
     def _hang_if(self, method: str, step: int) -> None:
