@@ -147,7 +147,7 @@ class Group:
             time.sleep(self._patience.beat / 10)
         state = self.state()
         raise UnfinishedError(
-            f"after {seconds:g} s the phase is {state.phase.value}, waiting for ranks {state.waiting}, "
+            f"after {seconds:.1f} s the phase is {state.phase.value}, waiting for ranks {state.waiting}, "
             f"with ranks {state.gone} still to end"
         )
 

@@ -12,6 +12,7 @@ is how long, in seconds, a client waits for the end: 408 says that it goes on.
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -81,6 +82,7 @@ class Control:
 
     def _scale(self, body: bytes) -> Reply:
         wanted = read(body)
+        deadline = time.monotonic() + wanted.seconds
         try:
             ranks = wanted.ranks or sized(self._group.state(), wanted.size)
             asked = self._group.start(ranks, wanted.seconds)
@@ -91,7 +93,7 @@ class Control:
         if not wanted.wait:
             return 202, {"message": f"Scaling to {len(ranks)} data parallel engines", "ranks": ranks}
         try:
-            self._group.finish(asked, wanted.seconds)
+            self._group.finish(asked, deadline - time.monotonic())
         except UnfinishedError as error:
             return refused(408, f"{error}; it goes on, and /elastic_ep says how")
         except GroupError as error:
