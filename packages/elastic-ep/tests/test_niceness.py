@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from elastic_ep.prepare import LOWEST, at_niceness
+from elastic_ep.niceness import LOWEST, at_niceness
 
 
 def priority() -> tuple[int, int]:

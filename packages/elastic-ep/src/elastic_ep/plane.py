@@ -11,6 +11,7 @@ from elastic_ep.seat import Seat
 from elastic_ep.service import Service
 from elastic_ep.step import Step
 from elastic_ep.transport import Transport
+from elastic_ep.tuning import Tuning
 
 
 class Plane:
@@ -36,6 +37,7 @@ class Plane:
         for part, tensors in (("dense", service.dense), ("experts", service.experts)):
             for name, tensor in tensors.items():
                 transport.register(f"{part}.{name}", tensor)
+        tuning = Tuning(transport)
         self.card = transport.card()
         self.step = Step(service, self.lane, board, make_runner, seat.counting > 0)
         self.peers: dict[int, str] = {}
@@ -44,6 +46,7 @@ class Plane:
             seat.rank,
             service,
             transport,
+            tuning,
             self.lane.make_ready,
             self.step.capture,
             ended,

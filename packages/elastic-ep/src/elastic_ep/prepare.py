@@ -1,7 +1,6 @@
 """Preparing a stage in the background, while the rank serves or waits to join: connect and warm up, pull
 weights, make the new tables, capture."""
 
-import os
 import threading
 import time
 from collections import defaultdict
@@ -10,11 +9,13 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from elastic_ep.errors import DeadlineError, FencedError
+from elastic_ep.niceness import be_nice
 from elastic_ep.placement import Placement
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.service import Service
 from elastic_ep.staging import Copy, Stage
 from elastic_ep.transport import Op, Span, Transport, size_of
+from elastic_ep.tuning import LENGTH, Tuning
 from elastic_ep.wire import Ballot
 
 NAP = 0.0005
@@ -22,9 +23,6 @@ NAP = 0.0005
 
 DRAIN_NAP = 0.01
 """Seconds between looks at a service that is to become idle."""
-
-LOWEST = 19
-"""The highest niceness: the lowest priority."""
 
 
 @attrs.frozen
@@ -56,6 +54,7 @@ class Preparer:
         rank: int,
         service: Service,
         transport: Transport,
+        tuning: Tuning,
         meet: Callable[[int, str], None],
         capture: Callable[[], None],
         done: Callable[[Preparation], None],
@@ -66,6 +65,7 @@ class Preparer:
         self._rank = rank
         self._service = service
         self._transport = transport
+        self._tuning = tuning
         self._meet = meet
         self._capture = capture
         self._done = done
@@ -93,7 +93,7 @@ class Preparer:
             if earlier is not None:
                 earlier.join()
             if joins:
-                _be_nice(self._niceness)
+                be_nice(self._niceness)
             began, why, made = time.monotonic(), "", None
             try:
                 made = self._prepare(work)
@@ -145,6 +145,7 @@ class Preparer:
                 self.load(load.layer, load.expert, slot)
         made = tables(work.stage.placement)
         if work.joins:
+            self._tuning.keep(self._service.tune(self._pull_tuning(work)))
             self._capture()
         while work.drains and not self._service.idle:
             self._check(work)
@@ -164,12 +165,25 @@ class Preparer:
     def _pull_dense(self, work: "_Work") -> None:
         if not work.joins:
             return
-        sources = [pull.source for pull in work.stage.dense if pull.joiner == self._rank]
-        if not sources:
+        source = self._source(work)
+        if source is None:
             self._service.load_dense()
             return
         names = {f"dense.{name}": size_of(tensor) for name, tensor in self._service.dense.items()}
-        self._read(sources[0], [Span(name, 0, name, 0, size) for name, size in names.items()], work)
+        self._read(source, [Span(name, 0, name, 0, size) for name, size in names.items()], work)
+
+    def _pull_tuning(self, work: "_Work") -> bytes | None:
+        source = self._source(work)
+        if source is None:
+            return None
+        self._read(source, [LENGTH], work)
+        self._read(source, self._tuning.contents(), work)
+        return self._tuning.found
+
+    def _source(self, work: "_Work") -> int | None:
+        """The rank that a joiner reads what all have from, if any serves."""
+        sources = (pull.source for pull in work.stage.dense if pull.joiner == self._rank)
+        return next(sources, None)
 
     def _pull_experts(self, work: "_Work") -> None:
         by_source = defaultdict[int, list[Copy]](list)
@@ -195,6 +209,8 @@ class Preparer:
             yield Span(f"experts.{name}", here, f"experts.{name}", there, size)
 
     def _read(self, source: int, spans: list[Span], work: "_Work") -> None:
+        if not spans:
+            return
         peers = work.known | work.new
         op = self._transport.read(peers[source], spans)
         self._reads.append(op)
@@ -215,38 +231,6 @@ class Preparer:
     def _check(self, work: "_Work") -> None:
         if work.cancelled.is_set():
             raise FencedError("the preparation was cancelled")
-
-
-def at_niceness[T](niceness: int, make: Callable[[], T]) -> T:
-    """What ``make`` gives, made in a thread of this niceness: no thread may take back its own.
-
-    At 19 it gets only time that nobody else wants. Any less leaves it its turn when others wake: measured
-    where ranks fill two cores but for a sixth, one that computes took a quarter of their throughput at
-    niceness 19 alone, and a twentieth this way. So on a host without any time left it may never end.
-    """
-    made: list[T] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        _be_nice(niceness)
-        try:
-            made.append(make())
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="make")
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-    return made[0]
-
-
-def _be_nice(niceness: int) -> None:
-    """This thread alone, not its process."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-    if niceness == LOWEST:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 @attrs.define

@@ -38,9 +38,10 @@ from elastic_ep.membership import (
     StartPrepare,
     Tell,
 )
+from elastic_ep.niceness import at_niceness
 from elastic_ep.placement import Placement
 from elastic_ep.plane import Plane
-from elastic_ep.prepare import Preparation, at_niceness
+from elastic_ep.prepare import Preparation
 from elastic_ep.pulse import Voice
 from elastic_ep.rendezvous import Rendezvous
 from elastic_ep.routing import RoutingTables

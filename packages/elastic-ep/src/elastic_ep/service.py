@@ -74,8 +74,19 @@ class Service(Protocol):
     def load_expert(self, layer: int, expert: int, slot: int) -> None:
         """Bring an expert into a slot from outside the group: no rank holds it."""
 
+    def tune(self, found: bytes | None) -> bytes:
+        """Find out how its programs run best, or take over what the rank has found out that a joiner reads
+        from; None if nobody serves yet. What joiners shall get from this rank, at most a MiB.
+
+        Called in the background, when the weights are there and before the capture.
+        """
+
     def begin(self, step: int) -> None:
-        """Bring in the inputs of a step; the same again if it is run again. Called outside of programs."""
+        """Bring in the inputs of a step; the same again if it is run again. Called outside of programs.
+
+        It must not wait for requests: who takes longer than `Patience.stall` is taken to hang, here as in
+        `apply` and `seen`, and everybody waits for it. A rank without requests brings in none.
+        """
 
     def before(self, static: Static, layer: int) -> None:
         """Program: ``tokens``, ``experts``, ``weights`` and ``count`` for this layer's exchange."""

@@ -87,6 +87,12 @@ class ToyService:
     def load_expert(self, layer: int, expert: int, slot: int) -> None:
         self.experts["up"][layer, slot].copy_(self._weights["up"][layer, expert])
 
+    def tune(self, found: bytes | None) -> bytes:
+        """Nothing to find out: just who was the first."""
+        tuned = f"tuned by {self.rank}" if found is None else found.decode()
+        self._write("Tuned", {"tuned": tuned})
+        return tuned.encode()
+
     def begin(self, step: int) -> None:
         self._hang_if("begin", step)
         self._began = time.monotonic()
