@@ -32,7 +32,7 @@ class Host:
 
     def __init__(self, give_up: float = 60) -> None:
         self.state = Coordinator(nobody(SHAPE), "model")
-        patience = Patience(lease=0.01, beat=0.01, give_up=give_up)
+        patience = Patience(lease=0.01, beat=0.01, stall=0.01, give_up=give_up)
         self.asking = Asking(self.order, lambda: self.state, patience)
         self.lost_orders = 0
         self.lost_notices = 0

@@ -1,22 +1,32 @@
 """A service with a device: its programs are captured, checked and filled where its rank's are."""
 
 import functools
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from elastic_ep import (
+    Ballot,
     EagerRunner,
     Lane,
     MemoryNetwork,
+    Patience,
+    Reload,
     RoutingTables,
     Runner,
     RunnerError,
+    Seat,
     Shape,
+    Stage,
     StaticRunner,
     place,
     tables,
 )
+from elastic_ep.plane import Plane
+from elastic_ep.prepare import Preparation
+from elastic_ep.rendezvous import Meeting
 from elastic_ep.runner import Static
 from elastic_ep.runner_cuda import CudaGraphRunner
 from elastic_ep.step import Step
@@ -124,8 +134,48 @@ def test_a_commit_captures_again_if_the_device_must() -> None:
     assert step.in_place
     service.device.in_place = False
     assert not step.in_place
+    for number in range(2):
+        step.capture()
+        step.run(1, number, {}, 1.0, lambda: False)
+        service.apply(number)
+    assert {runner.fingerprint().captures for runner in service.device.runners} == {2}
 
 
 def test_a_runner_that_would_record_what_is_said_to_a_device_is_refused() -> None:
     with pytest.raises(RunnerError, match=r"StaticRunner would record .* EagerRunner"):
         alone(OnMemory(), StaticRunner)
+
+
+def test_a_commit_that_captures_waits_for_a_fill_that_was_given_up() -> None:
+    service, placement, gate = OnMemory(), place(CONFIG.shape, (0,)), threading.Event()
+    service.device = device = Gated(service, gate)
+    seat = Seat(0, Ballot(1, 0), Meeting("here", 0), Patience())
+    transport = MemoryNetwork().end("0")
+    plane = Plane(seat, service, RoutingTables(CONFIG.shape), transport, EagerRunner, lambda _: None)
+    stage = Stage(placement, loads=(Reload(0, placement.row(0, 0)[0], 0),))
+    plane.preparer.start(seat.ballot, stage, (), {}, joins=False)
+    while not device.did:
+        time.sleep(0.001)
+    plane.preparer.cancel()
+    threading.Timer(0.05, gate.set).start()
+    plane.switch(placement, Preparation(seat.ballot, placement, {}, tables(placement), 0.0))
+    assert device.did == ["fill begins", "fill ends", "capture"]
+
+
+class Gated(Memory):
+    """Notes what it does; must capture again at each commit, and fills for as long as the gate is shut."""
+
+    def __init__(self, service: ToyService, gate: threading.Event) -> None:
+        super().__init__(service, StaticRunner, "cpu")
+        self.in_place = False
+        self.did: list[str] = []
+        self._gate = gate
+
+    def capture(self) -> None:
+        self.did.append("capture")
+        super().capture()
+
+    def fill(self, layer: int, slot: int) -> None:
+        self.did.append("fill begins")
+        self._gate.wait()
+        self.did.append("fill ends")

@@ -1,7 +1,7 @@
 """Writes cover what is used, stay in their slot, and were all made ready."""
 
 from elastic_ep import Flag, LaneShape
-from elastic_ep.lane_writes import PARTS, Writes
+from elastic_ep.lane_writes import Writes, lengths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,9 +24,14 @@ def test_any_number_of_rows(tokens: int, top: int, ranks: int, data: st.DataObje
         assert len(spans) == (used > 0)
         for span in spans:
             assert (span.local_offset, span.remote_offset) == (there * slot, here * slot)
-            assert used <= span.size / ROW <= shape.rows
-            assert span.size / ROW < used + shape.rows / PARTS + 1
+            assert used <= span.size / ROW <= min(shape.rows, 1.5 * used)
     ready = list(writes.every(there))
-    assert len(ready) <= 2 * (PARTS + 1)
+    assert len(ready) == 2 * len(lengths(shape.rows))
     for write in (writes.dispatch(there, used, 0), writes.give_back(there, used, 0)):
         assert write in ready
+
+
+def test_lengths_are_few() -> None:
+    assert lengths(1) == [0, 1]
+    assert lengths(20) == [0, 1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert len(lengths(1 << 20)) == 41

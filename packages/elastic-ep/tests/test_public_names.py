@@ -9,7 +9,7 @@ DeadlineError DensePull Device Died EMPTY EagerRunner ElasticError Event Exit Ex
 FencedError Fingerprint Finished Flag Flip Flipped Group GroupError Heard Hello Interrupt Keep Kill
 Lane LaneError LaneShape Launch LaunchError Launcher Lease LeaseDue MESSAGES Member MemberAction
 MemberEvent MemberPhase MemoryNetwork MemoryTransport Message Note OnLoss Op Operation OutdatedError
-Overdue Patience PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed
+Overdue Patience PatienceError PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed
 Prepared Programs Readied Reason Received Refused Reload Report Resume Resumed Retire Retired
 RoutingTables Run Runner RunnerError Scale Seat Seen Send ServeError Service Shape SizeError Span
 Stage StartPrepare StaticRunner Stepped Stopped Suspect Tell Tick Transport TransportError

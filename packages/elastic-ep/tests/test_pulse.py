@@ -41,7 +41,7 @@ def test_who_gave_no_sign_for_as_long_as_the_last_one_said_hangs_and_nobody_else
 
 
 def seat(stall: float, counting: float) -> Seat:
-    return Seat(1, Ballot(1, 0), Meeting("here", 0), Patience(stall=stall), counting=counting)
+    return Seat(1, Ballot(1, 0), Meeting("here", 0), Patience(stall=stall, give_up=10_000), counting=counting)
 
 
 def test_what_is_said_of_a_rank() -> None:

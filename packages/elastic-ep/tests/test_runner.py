@@ -131,3 +131,17 @@ def test_torch_has_what_graphs_are_recorded_with() -> None:
     assert inspect.signature(torch.cuda.Stream.wait_stream).bind("self", "stream")
     assert callable(torch.cuda.CUDAGraph.replay)
     assert callable(torch.cuda.current_stream)
+
+
+@pytest.mark.parametrize("kind", [EagerRunner, StaticRunner])
+def test_weights_that_could_be_trained_are_not(kind: type[EagerRunner]) -> None:
+    """Else every replay would be remembered for a backward pass."""
+    static = {"x": torch.ones(2), "weight": torch.nn.Parameter(torch.ones(2))}
+
+    def scale(held: Mapping[str, torch.Tensor]) -> None:
+        held["x"].copy_(held["x"] * held["weight"])
+
+    runner = kind()
+    runner.capture(scale, static)
+    runner.replay()
+    assert not static["x"].requires_grad

@@ -172,7 +172,7 @@ class Director:
                 self._event(Unresponsive(rank))
         self._leaving = {rank: self._leaving.get(rank, now) for rank in self.state.gone}
         for rank, since in self._leaving.items():
-            if now - since > self._patience.lease:
+            if now - since > self._patience.leave:
                 self._event(Unresponsive(rank))
         if self._deadline is not None and now > self._deadline[1]:
             self._event(Expired(self._deadline[0]))

@@ -10,6 +10,7 @@ ElasticError
 ├── FencedError          a wait was ended from outside (a fence)
 ├── LaneError            a step does not fit the lane's fixed slots
 ├── LaunchError          a process could not be started
+├── PatienceError        times that do not fit each other
 ├── ServeError           a rank cannot go on serving
 ├── GroupError           the group did not do what it was asked for
 │   ├── BusyError        something else is running; nothing changed
@@ -57,6 +58,10 @@ class LaneError(ElasticError):
 
 class LaunchError(ElasticError):
     """A process could not be started."""
+
+
+class PatienceError(ElasticError):
+    """Times were given with which ranks would give up before a hung one is noticed."""
 
 
 class ServeError(ElasticError):

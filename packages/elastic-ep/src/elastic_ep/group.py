@@ -169,12 +169,12 @@ class Group:
         return state
 
     def close(self) -> None:
-        """End all processes of the group."""
+        """End all processes of the group; those with a device close it."""
         self._happened.put(None)
         self._thread.join()
         self._link.close()
-        for pid in (self._director, *self._pids.values()):
-            self._launcher.kill(pid)
+        self._launcher.kill(self._director)
+        self._launcher.end(self._pids.values(), self._patience.leave)
 
     def _order(self, event: Event) -> None:
         deadline = time.monotonic() + self._patience.give_up

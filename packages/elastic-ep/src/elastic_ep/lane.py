@@ -174,6 +174,8 @@ class Lane:
     def _check_homes(self, dumped: int) -> None:
         """What is in the dump beside padding has no home."""
         count = int(self.static["count"])
+        if count > self.shape.tokens:
+            raise LaneError(f"{count} tokens for a lane that was made for {self.shape.tokens}")
         if dumped > (self.shape.tokens - count) * self.shape.top:
             homeless = self.static["homes"][:count] < 0
             lost = sorted(set(self.static["experts"][:count][homeless].tolist()))

@@ -1,16 +1,17 @@
 """What one rank writes into the slots of the others.
 
-A slot is written as so many sixteenths as hold what is used of it. So there are few kinds of writes, and all
-of them can be made ready before the first.
+A slot is written in one of a few lengths, the shortest that holds what is used of it: 1, 2, 3, 4, 6, 8, 12
+rows and so on, at most half more than is used. So all kinds of writes can be made ready before the first.
 """
 
+import bisect
 import functools
+import itertools
 from collections.abc import Iterator
 
 from elastic_ep.lane_shape import LaneShape
 from elastic_ep.transport import Flag, Span
 
-PARTS = 16
 KEPT = 4096
 """Writes that are not put together anew each time, the latest ones."""
 
@@ -22,39 +23,44 @@ class Writes:
 
     def __init__(self, rank: int, shape: LaneShape, head: int, slot: int) -> None:
         self._rank = rank
-        self._rows = shape.rows
-        self._part = -(-shape.rows // PARTS)
+        self._lengths = lengths(shape.rows)
         self._head = head
         self._slot = slot
+        self._row = slot // shape.rows
         self._of = functools.lru_cache(KEPT)(self._first_rows)
 
     def dispatch(self, rank: int, used: int, flag: int) -> Write:
         """Head and rows for another rank's experts."""
-        spans = self._of("lane.out", "lane.in", rank, self._parts(used), "lane.out_head", "lane.in_head")
+        spans = self._of("lane.out", "lane.in", rank, self._whole(used), "lane.out_head", "lane.in_head")
         return spans, Flag("lane.arrived", self._rank, flag)
 
     def give_back(self, rank: int, used: int, flag: int) -> Write:
         """What this rank's experts made of another's rows."""
-        spans = self._of("lane.results", "lane.back", rank, self._parts(used))
+        spans = self._of("lane.results", "lane.back", rank, self._whole(used))
         return spans, Flag("lane.returned", self._rank, flag)
 
     def every(self, rank: int) -> Iterator[Write]:
         """All that there can be to a rank, with flags of any value."""
-        for used in sorted({min(parts * self._part, self._rows) for parts in range(PARTS + 1)}):
+        for used in self._lengths:
             yield self.dispatch(rank, used, 0)
             yield self.give_back(rank, used, 0)
 
-    def _parts(self, used: int) -> int:
-        return -(-used // self._part)
+    def _whole(self, used: int) -> int:
+        return self._lengths[bisect.bisect_left(self._lengths, used)]
 
     def _first_rows(
-        self, here: str, there: str, rank: int, parts: int, head: str = "", head_there: str = ""
+        self, here: str, there: str, rank: int, rows: int, head: str = "", head_there: str = ""
     ) -> tuple[Span, ...]:
         """The head, if one goes with them, and the rows, if there are any."""
         spans = []
         if head:
             spans.append(Span(head, rank * self._head, head_there, self._rank * self._head, self._head))
-        if parts:
-            size = min(parts * self._part, self._rows) * (self._slot // self._rows)
-            spans.append(Span(here, rank * self._slot, there, self._rank * self._slot, size))
+        if rows:
+            spans.append(Span(here, rank * self._slot, there, self._rank * self._slot, rows * self._row))
         return tuple(spans)
+
+
+def lengths(rows: int) -> list[int]:
+    """In how many rows a slot of so many is written."""
+    steps = (length for power in itertools.count() for length in (1 << power, 3 << power >> 1))
+    return sorted({0, rows, *itertools.takewhile(lambda length: length < rows, steps)})

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from elastic_ep.links import Frames
 
 START_PATIENCE = 120.0
 """Seconds for the imports of a nursery."""
+
+POLL = 0.005
+"""Seconds between looks whether processes have ended."""
 
 WARM = ("elastic_ep.rank", "elastic_ep.director")
 """What every group's processes import."""
@@ -72,11 +76,21 @@ class Launcher:
                 raise LaunchError(f"the nursery has ended: {error}") from error
             return self._started_one()
 
-    def kill(self, pid: int) -> None:
+    def kill(self, pid: int, how: signal.Signals = signal.SIGKILL) -> None:
         """End a process of this launcher; ``ended`` follows."""
         if pid in self._alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, how)
+
+    def end(self, pids: Iterable[int], seconds: float) -> None:
+        """Ask processes to end by SIGTERM, and kill those that have not after so many seconds."""
+        deadline, pids = time.monotonic() + seconds, set(pids)
+        for pid in pids:
+            self.kill(pid, signal.SIGTERM)
+        while pids & self._alive.keys() and time.monotonic() < deadline:
+            time.sleep(POLL)
+        for pid in pids:
+            self.kill(pid)
 
     def close(self) -> None:
         """End all processes."""

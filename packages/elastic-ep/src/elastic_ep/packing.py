@@ -15,7 +15,8 @@ def static_tensors(shape: LaneShape, dtype: torch.dtype) -> dict[str, torch.Tens
     """What the programs and the lane share.
 
     Given to each exchange: ``tokens`` ``[T, hidden]``, ``experts`` and ``weights`` ``[T, top]`` (logical
-    experts, and what each counts), ``count`` (how many tokens there are) and ``turn``. It gives ``output``
+    experts, and what each counts), ``count`` (how many tokens there are; the rest is padding, whose experts
+    may be -1) and ``turn``. It gives ``output``
     ``[T, hidden]``. Between them lie ``in`` ``[ranks + 1, rows, hidden]`` with ``in_head`` (a note of 4,
     then the slot of each row or -1), which the experts read, and ``results``, which they write.
     """
@@ -68,18 +69,19 @@ def count(static: Static, load: torch.Tensor) -> None:
     """Add to one layer's ``load`` ``[experts]`` how often each expert is routed to."""
     experts = static["experts"]
     there = static["ordinal"] < static["count"] * experts.shape[1]
-    load.scatter_add_(0, experts.flatten(), there.flatten().to(load.dtype))
+    load.scatter_add_(0, experts.flatten().clamp(min=0), there.flatten().to(load.dtype))
 
 
 def unpack(static: Static, shape: LaneShape) -> None:
     """For each token the weighted sum over its experts.
 
-    Experts that no rank holds count nothing, and the weights of a token's others make up for them; where all
-    are held that multiplies by exactly one.
+    Experts that no rank holds count nothing, and the weights of a token's others make up for them.
     """
     weights, targets = static["weights"], static["targets"]
-    held = torch.where(targets == shape.max_ranks, 0, weights)
+    lost = targets == shape.max_ranks
+    held = torch.where(lost, 0, weights)
     sums = held.sum(dim=1, keepdim=True)
-    share = torch.where(sums == 0, 0, weights.sum(dim=1, keepdim=True) / sums)
+    scaled = held / torch.where(sums == 0, 1, sums) * weights.sum(dim=1, keepdim=True)
+    counted = torch.where(lost.any(dim=1, keepdim=True), scaled, weights)
     parts = static["back"][targets, static["rows"]]
-    static["output"].copy_(torch.bmm((held * share)[:, None], parts)[:, 0])
+    static["output"].copy_(torch.bmm(counted[:, None], parts)[:, 0])

@@ -71,6 +71,7 @@ class Plane:
             self._board.write(tables(placement))
             self.degraded = bool(placement.missing())
         if not self.step.in_place:
+            self.preparer.settle()  # one that was cancelled may still be filling a device
             self.step.capture()
 
     def _reload(self, placement: Placement) -> None:

@@ -72,6 +72,7 @@ class Preparer:
         self._seconds = seconds
         self._niceness = niceness
         self._cancelled = threading.Event()
+        self._given_up = 0.0
         self._thread: threading.Thread | None = None
         self._reads: list[Op] = []
 
@@ -106,7 +107,16 @@ class Preparer:
         self._thread.start()
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        if not self._cancelled.is_set():
+            self._cancelled.set()
+            self._given_up = time.monotonic()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it goes on, and has for too long, though it was cancelled: nothing can be prepared here any
+        more."""
+        going_on = self._thread is not None and self._thread.is_alive() and self._cancelled.is_set()
+        return going_on and time.monotonic() - self._given_up > self._seconds
 
     def settle(self) -> None:
         """Wait until nothing is under way, so that others may write the slots. Polls, for the main thread."""

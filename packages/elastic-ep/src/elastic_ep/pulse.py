@@ -36,7 +36,7 @@ class Pulse:
 
     @property
     def lives(self) -> bool:
-        """Before its first sign it is taken to."""
+        """Whether its next sign is not overdue; so it is said to live before the first."""
         due = self._due
         return due is None or self._clock() <= due
 

@@ -7,6 +7,7 @@ coordinator and says that this rank lives.
 
 import functools
 import queue
+import signal
 import sys
 import time
 import uuid
@@ -76,11 +77,21 @@ def run_rank(
 
     sys.setswitchinterval(SWITCH_INTERVAL)
     rank = at_niceness(seat.niceness, make)
+    if rank.service.device is None:
+        rank.serve()
+        return
+    signal.signal(signal.SIGTERM, _end)
     try:
         rank.serve()
-    finally:
-        if rank.service.device is not None:
-            rank.service.device.close()
+    except SystemExit:
+        rank.close()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rank.service.device.close()
+
+
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit
 
 
 class Rank:
@@ -131,7 +142,13 @@ class Rank:
             self._event(Boundary())
             if not self.member.runs:
                 self._idle()
+        self.close()
+
+    def close(self) -> None:
+        """It is heard no more, and its device can be closed."""
         self._link.close()
+        self.plane.preparer.cancel()
+        self.plane.preparer.settle()
         self.plane.transport.close()
 
     # What happens
@@ -152,9 +169,9 @@ class Rank:
                 self._event(Heard(announced))
 
     def _preparation_ended(self, came: Preparation) -> None:
-        self.service.seen(Readied(came.ballot.epoch, time.monotonic(), came.seconds, came.why))
         if self.member.serving is None and came.tables is not None:
-            self.plane.step.rehearse()
+            came = self._rehearsed(came)
+        self.service.seen(Readied(came.ballot.epoch, time.monotonic(), came.seconds, came.why))
         self._event(PrepareEnded(came.ballot, came.why))
         if self.member.phase == MemberPhase.PREPARED and self.member.ballot == came.ballot:
             self._prepared = came
@@ -162,6 +179,13 @@ class Rank:
         else:
             for peer in came.peers.values():
                 self.plane.transport.disconnect(peer)
+
+    def _rehearsed(self, came: Preparation) -> Preparation:
+        try:
+            self.plane.step.rehearse()
+        except Exception as error:  # noqa: BLE001 - as what fails in the background, it fails the stage
+            return attrs.evolve(came, tables=None, why=f"{type(error).__name__}: {error}")
+        return came
 
     def _waits_for_a_fence(self) -> bool:
         """A step that failed cannot be completed: a fence will say with whom it is run again."""
@@ -268,6 +292,8 @@ class Rank:
 
     def _beat(self) -> list[bytes]:
         """The machine is only read here: to say that it lives changes nothing in it."""
+        if self.plane.preparer.hangs:
+            return []
         return self._voice.beat(self.member, self.plane.step.load)
 
     def _deliver(self, data: bytes) -> None:

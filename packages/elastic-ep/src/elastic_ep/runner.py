@@ -85,7 +85,8 @@ class EagerRunner:
     def replay(self) -> None:
         if self._program is None:
             raise RunnerError("nothing was captured; call capture first")
-        self._program(self._static)
+        with torch.no_grad():
+            self._program(self._static)
 
     def fingerprint(self) -> Fingerprint:
         return Fingerprint(

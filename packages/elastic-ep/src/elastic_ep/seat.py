@@ -2,6 +2,7 @@
 
 import attrs
 
+from elastic_ep.errors import PatienceError
 from elastic_ep.links import Address
 from elastic_ep.rendezvous import Meeting, Rendezvous
 from elastic_ep.wire import Ballot
@@ -16,8 +17,9 @@ class Patience:
 
     ``prepare``: how long a stage may take to prepare. ``suspect``: how long a rank waits for another before
     it says so. ``stall``: how long the work between two waits, in a step or from one to the next, may take
-    before its own rank takes it to hang and falls silent. ``give_up``: how long it waits at all, for a step
-    or for word of what became of it; so also how long a commit may take that loads or captures.
+    before its own rank takes it to hang and falls silent. ``give_up``: how long a rank waits at all, for a
+    step and then for word of what became of it, before it ends; so all loads and captures of one commit must
+    take less. ``leave``: how long a rank that has left may take to end and to close its device.
     """
 
     lease: float = 1.0
@@ -26,6 +28,16 @@ class Patience:
     suspect: float = 0.5
     stall: float = 10.0
     give_up: float = 60.0
+    leave: float = 10.0
+
+    def __attrs_post_init__(self) -> None:
+        """Those who wait for a rank that hangs wait for two times ``give_up``."""
+        if not (self.lease < self.give_up and self.stall + self.lease < 2 * self.give_up):
+            raise PatienceError(
+                f"give_up is {self.give_up} s: it must be longer than a lease ({self.lease} s), and twice as "
+                f"long more than stall ({self.stall} s) and a lease, or ranks end before one that hangs is "
+                "noticed"
+            )
 
 
 @attrs.frozen

@@ -16,8 +16,13 @@ class Device(Protocol):
     to, and programs captured over tensors there.
 
     Ranks exchange tokens and weights through the host. So the methods of a service that has a device bring
-    the inputs of a program to it, replay the program, and bring the results back; a rank runs them by a
-    runner that ``reruns``.
+    the inputs of a program to it, replay the program, and bring the results back; its group is given a
+    runner that ``reruns``, such as `EagerRunner`.
+
+    It is opened where the service is built, in the rank's own process: nothing of it outlives the fork that
+    made that. Three threads come here: one builds, one prepares, one serves, and what is set for a thread,
+    such as the current GPU, each must set. While programs are replayed, another thread may call `fill`; a
+    device that is not to be used by two at once needs a lock.
     """
 
     in_place: bool
@@ -26,18 +31,26 @@ class Device(Protocol):
     def capture(self) -> None:
         """Bring in the dense weights, which the host has by now, and record all programs.
 
-        A joiner's is called in the background, before its service's methods are.
+        For a joiner in the background, before the first step; if not ``in_place``, in the serving thread at
+        each commit. `fill` does not run meanwhile.
         """
 
     def check(self) -> None:
         """RunnerError if a tensor no longer lies where it lay at capture. Called at every commit."""
 
     def fill(self, layer: int, slot: int) -> None:
-        """Take over the weights that have come into a slot of the service's ``experts``: nothing is routed
-        there yet. Called in the background, while programs are replayed."""
+        """Take over the weights that have come into a slot of the service's ``experts``; nothing is routed
+        there yet. Done when it returns: others may come into the host's slot next.
+
+        Called in the background, before the first capture too, and between two steps where lost experts were
+        loaded.
+        """
 
     def close(self) -> None:
-        """The rank ends: let go of the device."""
+        """Let go of the device: the rank has left, within `Patience.leave`, or the group ends.
+
+        Not called for a rank that raises or is killed, since others wait for the end of its process.
+        """
 
 
 class Service(Protocol):

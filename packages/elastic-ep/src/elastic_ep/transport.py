@@ -74,8 +74,8 @@ class Transport(Protocol):
         """Write to a peer and then, when all data is there, raise the flag."""
 
     def make_ready(self, peer: str, spans: Iterable[Span], flag: Flag | None = None) -> None:
-        """Do ahead what a first `write` of just these does beside sending. Sends nothing; the flag's value
-        does not matter."""
+        """Have the first `write` of just these spans, and of a flag in this place, take no longer than later
+        ones. Sends nothing; the flag's value does not matter."""
 
     def read(self, peer: str, spans: Iterable[Span]) -> Op:
         """Read from a peer, which need not do anything but poll."""

@@ -13,7 +13,7 @@ from elastic_ep.testing.toy import ToyConfig, ToyService
 
 
 class TtnnToyService(ToyService):
-    """``mesh``: opened with a trace region; it is this rank's, and closed when the rank ends."""
+    """``mesh``: opened with a trace region; it is this rank's, which closes it."""
 
     def __init__(self, config: ToyConfig, rank: int, mesh: Any) -> None:
         super().__init__(config, rank)
@@ -27,7 +27,7 @@ class TtnnToyService(ToyService):
 
 class TtnnExperts:
     """The weights of one rank's slots, and for each layer a trace: every row through every slot, of which the
-    one counts that the row asks for. See `elastic_ep.service.Device`."""
+    one is taken that the row asks for. See `elastic_ep.service.Device`."""
 
     in_place = True
 
@@ -37,8 +37,8 @@ class TtnnExperts:
         self._mesh = mesh
         self._host = weights
         self._lock = threading.Lock()
-        asked = {f"asks for {slot}": self._zeros(rows, 1) for slot in range(shape.slots)}
-        shared = {"rows": self._zeros(rows, hidden), "results": self._zeros(rows, hidden)} | asked
+        names = ("rows", "nothing", "results", *(f"asks for {slot}" for slot in range(shape.slots)))
+        shared = {name: self._zeros(rows, hidden) for name in names}
         self._static = [
             shared | {f"weights {slot}": self._zeros(hidden, hidden) for slot in range(shape.slots)}
             for _ in range(shape.layers)
@@ -65,7 +65,7 @@ class TtnnExperts:
         with self._lock:
             write(static["rows"], rows)
             for slot in range(self._host.shape[1]):
-                write(static[f"asks for {slot}"], (slots == slot).to(rows.dtype)[:, None])
+                write(static[f"asks for {slot}"], (slots == slot).to(rows.dtype)[:, None].expand_as(rows))
             self._runners[layer].replay()
             return read(static["results"])
 
@@ -79,12 +79,11 @@ class TtnnExperts:
     def _experts(self, static: Mapping[str, Any]) -> None:
         import ttnn
 
-        total = None
+        chosen = static["nothing"]
         for slot in range(self._host.shape[1]):
             through = ttnn.matmul(static["rows"], static[f"weights {slot}"])
-            chosen = ttnn.multiply(through, static[f"asks for {slot}"])
-            total = chosen if total is None else ttnn.add(total, chosen)
-        ttnn.copy(ttnn.tanh(total), static["results"])
+            chosen = ttnn.where(static[f"asks for {slot}"], through, chosen)
+        ttnn.copy(ttnn.tanh(chosen), static["results"])
 
     def _zeros(self, *shape: int) -> Any:
         import ttnn
