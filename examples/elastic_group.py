@@ -3,7 +3,7 @@
 Each rank is a process with a NIXL agent; the model is a small mixture of experts whose every result is
 checked against a dense computation. Start it, then change its size from another terminal:
 
-    python examples/elastic_group.py         # until Ctrl-C
+    .venv/bin/python examples/elastic_group.py         # until Ctrl-C
     curl -X POST 127.0.0.1:8001/scale_elastic_ep -H 'content-type: application/json' \\
         -d '{"new_data_parallel_size": 5}'
 
@@ -11,6 +11,7 @@ What it prints each second: the ranks that serve, the epoch, which rises with ea
 """
 
 import argparse
+import contextlib
 import json
 import tempfile
 import threading
@@ -54,21 +55,33 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8, help="how many there may ever be (default: 8)")
     parser.add_argument("--port", type=int, default=8001)
     options = parser.parse_args()
-    shape = Shape(layers=2, experts=8, slots=6, max_ranks=options.most)
+    try:
+        serve(options.ranks, options.most, options.port)
+    except ElasticError as error:
+        parser.error(str(error))
+
+
+def serve(ranks: int, most: int, port: int) -> None:
+    config = ToyConfig(Shape(layers=2, experts=8, slots=6, max_ranks=most), pace=0.01)
     launcher = Launcher(["elastic_ep.testing.toy_group", "nixl._api"], ENVIRONMENT)
     ended = threading.Event()
-    with tempfile.TemporaryDirectory() as folder:
-        toy = ToyGroup.start(launcher, ToyConfig(shape, pace=0.01), Path(folder), Patience(lease=10.0))
-        try:
-            toy.group.scale(range(options.ranks), SECONDS)
-            threading.Thread(target=watch, args=(toy, ended), daemon=True).start()
-            uvicorn.run(Control(toy.group), host="127.0.0.1", port=options.port, log_level="warning")
-        except ElasticError as error:
-            parser.error(str(error))
-        finally:
-            ended.set()
-            toy.group.close()
-            launcher.close()
+    with contextlib.closing(launcher), tempfile.TemporaryDirectory() as folder:
+        toy = ToyGroup.start(launcher, config, Path(folder), Patience(lease=10.0))
+        watching = threading.Thread(target=watch, args=(toy, ended))
+        with contextlib.closing(toy.group):
+            toy.group.scale(range(ranks), SECONDS)
+            watching.start()
+            try:
+                uvicorn.run(
+                    Control(toy.group),
+                    host="127.0.0.1",
+                    port=port,
+                    log_level="warning",
+                    timeout_graceful_shutdown=1,
+                )
+            finally:
+                ended.set()
+                watching.join()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ def test_it_grows_over_http_and_leaves_nothing() -> None:
         lines = iter(example.stdout)
         until(lines, "ranks [0, 1], epoch 1, ")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("POST", "/scale_elastic_ep", json.dumps({"new_data_parallel_size": 3}))
+        body, kind = json.dumps({"new_data_parallel_size": 3}), {"content-type": "application/json"}
+        connection.request("POST", "/scale_elastic_ep", body, kind)
         answer = json.loads(connection.getresponse().read())
         connection.close()
         assert answer["ranks"] == [0, 1, 2]

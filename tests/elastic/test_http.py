@@ -30,10 +30,12 @@ class Client:
     group: Group
     port: int
 
-    def ask(self, method: str, path: str, fields: object = None) -> tuple[int, dict[str, Any]]:
+    def ask(
+        self, method: str, path: str, fields: object = None, kind: str = "application/json"
+    ) -> tuple[int, dict[str, Any]]:
         body = fields if isinstance(fields, bytes) else b"" if fields is None else json.dumps(fields).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
-        connection.request(method, path, body, {"content-type": "application/json"})
+        connection.request(method, path, body, {"content-type": kind})
         response = connection.getresponse()
         found = response.status, json.loads(response.read())
         connection.close()
@@ -49,7 +51,7 @@ class Client:
 
     def rest(self) -> dict[str, Any]:
         deadline = time.monotonic() + SECONDS
-        while (found := self.describe())["phase"] != "stable" or found["leaving"]:
+        while (found := self.describe())["phase"] != "stable" or found["ending"]:
             assert time.monotonic() < deadline, found
             time.sleep(0.02)
         return found
@@ -115,14 +117,19 @@ def test_what_runs_can_be_watched_refuses_another_and_can_be_given_up(two: Clien
     status, told = two.scale(ranks=[0, 1, 2])
     assert (status, told["error"]["code"]) == (409, 409)
     assert told["error"]["since"] == two.describe()["since"]
-    assert two.describe()["doing"] == "goes from ranks [0, 1] to [0, 1, 2, 3]"
+    found = two.describe()
+    assert found["doing"] == "goes from ranks [0, 1] to [0, 1, 2, 3]"
+    assert (found["joining"], found["leaving"]) == ([2, 3], [])
     assert two.ask("DELETE", "/scale_elastic_ep")[0] == 202
     found = two.rest()
-    assert (found["ranks"], found["epoch"], found["serves"]) == ([0, 1], epoch, True)
+    assert (found["ranks"], found["epoch"], found["complete"]) == ([0, 1], epoch, True)
     assert found["last"] == {"ok": False, "why": "cancelled"}
     assert two.ask("POST", "/is_scaling_elastic_ep")[1]["error"] == "cancelled"
     status, told = two.ask("DELETE", "/scale_elastic_ep")
-    assert (status, told["error"]["message"]) == (409, "nothing runs that could be given up")
+    assert (status, told["error"]["message"]) == (
+        409,
+        f"there is nothing to give up: ranks [0, 1] serve in epoch {epoch}",
+    )
 
 
 def test_a_client_that_waits_no_longer_is_told_that_it_goes_on(two: Client) -> None:
@@ -143,7 +150,7 @@ def test_why_it_failed_is_told_and_the_group_serves_on(two: Client) -> None:
     asking.join()
     [(status, told)] = answers
     assert (status, told["error"]["epoch"]) == (500, epoch)
-    assert "rank 3 died" in told["error"]["message"]
+    assert re.search(rf"rank 3 died.*; now ranks \[0, 1\] serve in epoch {epoch}", told["error"]["message"])
     assert two.rest()["ranks"] == [0, 1]
 
 
@@ -158,6 +165,7 @@ def test_why_it_failed_is_told_and_the_group_serves_on(two: Client) -> None:
         ({"new_data_parallel_size": 0}, "must be a positive integer, not 0"),
         ({"new_data_parallel_size": True}, "must be a positive integer, not True"),
         ({"new_data_parallel_size": 3, "drain_timeout": 1.5}, "drain_timeout must be a positive integer"),
+        ({"new_data_parallel_size": 3, "drain_timeout": 10**400}, "drain_timeout must .* at most 86400"),
         ({"new_data_parallel_size": 3, "wait": 1}, "wait must be true or false"),
         ({"new_data_parallel_size": 5}, "the group was made for 4 ranks"),
         ({"new_data_parallel_size": 1}, "4 slots"),
@@ -174,6 +182,14 @@ def test_what_cannot_be_is_refused_and_changes_nothing(client: Client, fields: o
     status, told = client.ask("POST", "/scale_elastic_ep", fields)
     assert (status, told["error"]["code"]) == (400, 400), told
     assert re.search(why, told["error"]["message"]), told
+    assert client.describe() == before
+
+
+def test_a_page_in_a_browser_can_change_nothing(client: Client) -> None:
+    """It may post text anywhere, but JSON only where it was asked for."""
+    before = client.rest()
+    status, told = client.ask("POST", "/scale_elastic_ep", {"ranks": [0, 1, 2]}, kind="text/plain")
+    assert (status, told["error"]["message"]) == (400, "the body must be application/json, not 'text/plain'")
     assert client.describe() == before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from elastic_ep import Group, Launcher, Patience, Shape
-from elastic_ep.rank import run_rank
+from elastic_ep.process import run_rank
 from elastic_ep.runner import EagerRunner
 from elastic_ep.testing.toy import ToyConfig
 from elastic_ep.testing.toy_group import ENVIRONMENT, ToyGroup

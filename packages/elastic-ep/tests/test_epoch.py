@@ -24,6 +24,7 @@ from elastic_ep import (
     Overdue,
     Phase,
     PrepareFailed,
+    Reason,
     Received,
     Refused,
     Resume,
@@ -310,7 +311,9 @@ def test_a_frozen_rank_that_wakes_up_finds_nobody_to_serve_with() -> None:
         world.turn()
     assert len(zombie.applied) <= applied + 1
     world.event(Scale(resize(world.coordinator.placement, (0, 1, 3))))
-    assert world.refusals == [Refused("ranks [3] of an earlier life are not seen dead yet; take other ids")]
+    assert world.refusals == [
+        Refused("ranks [3] of an earlier life have not ended yet; ask again, or take other ids", Reason.BUSY)
+    ]
     world.event(Unresponsive(3))
     world.settle()
     world.event(Scale(resize(world.coordinator.placement, (0, 1, 3))))

@@ -9,12 +9,12 @@ DeadlineError DensePull Device Died EMPTY EagerRunner ElasticError Event Exit Ex
 FencedError Fingerprint Finished Flag Flip Flipped Group GroupError Heard Hello Interrupt Keep Kill
 Lane LaneError LaneShape Launch LaunchError Launcher Lease LeaseDue MESSAGES Member MemberAction
 MemberEvent MemberPhase MemoryNetwork MemoryTransport Message Note OnLoss Op Operation OutdatedError
-Overdue Patience PatienceError PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded PrepareFailed
-Prepared Programs Readied Reason Received Refused Reload Report Resume Resumed Retire Retired
-RoutingTables Run Runner RunnerError Scale Seat Seen Send ServeError Service Shape SizeError Span
-Stage StartPrepare StaticRunner Stepped Stopped Suspect Tell Tick Transport TransportError
-UnfinishedError Unresponsive WireError act coordinate decode encode join nobody pack place rebalance
-resize run_rank stages stale tables unpack wait wait_until
+Overdue Patience PatienceError PeerLostError Phase Placement Plan PlanError Prepare PrepareEnded
+PrepareFailed Prepared Programs Readied Reason Received Refused Reload Report RequestError Resume
+Resumed Retire Retired RoutingTables Run Runner RunnerError Scale Seat Seen Send ServeError Service
+Shape SizeError Span Stage StartPrepare StaticRunner Stepped Stopped Suspect Tell Tick Transport
+TransportError UnfinishedError Unresponsive WireError act coordinate decode encode join nobody pack
+place rebalance resize run_rank stages stale tables unpack wait wait_until
 """
 
 

@@ -39,6 +39,7 @@ from elastic_ep.errors import (
     PatienceError,
     PeerLostError,
     PlanError,
+    RequestError,
     RunnerError,
     ServeError,
     SizeError,
@@ -75,7 +76,7 @@ from elastic_ep.membership import (
 from elastic_ep.packing import pack, unpack
 from elastic_ep.placement import EMPTY, Placement, Shape, nobody
 from elastic_ep.plan import Plan, place, rebalance, resize
-from elastic_ep.rank import run_rank
+from elastic_ep.process import run_rank
 from elastic_ep.routing import RoutingTables, tables
 from elastic_ep.runner import Address, EagerRunner, Fingerprint, Runner, StaticRunner
 from elastic_ep.seat import Patience, Seat
@@ -197,6 +198,7 @@ __all__ = [
     "Refused",
     "Reload",
     "Report",
+    "RequestError",
     "Resume",
     "Resumed",
     "Retire",

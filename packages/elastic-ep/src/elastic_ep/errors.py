@@ -9,6 +9,7 @@ ElasticError
 │   └── DeadlineError    a wait ended at its deadline; names the ranks waited for
 ├── FencedError          a wait was ended from outside (a fence)
 ├── LaneError            a step does not fit the lane's fixed slots
+├── RequestError         a client asked over HTTP for what cannot be
 ├── LaunchError          a process could not be started
 ├── PatienceError        times that do not fit each other
 ├── ServeError           a rank cannot go on serving
@@ -56,6 +57,10 @@ class LaneError(ElasticError):
     """A step does not fit the lane's fixed slots."""
 
 
+class RequestError(ElasticError):
+    """What a client sent over HTTP cannot be; the message says what would be."""
+
+
 class LaunchError(ElasticError):
     """A process could not be started."""
 
@@ -69,11 +74,12 @@ class ServeError(ElasticError):
 
 
 class GroupError(ElasticError):
-    """The group did not do what it was asked for; the message says why, and it serves on as before."""
+    """The group did not do what it was asked for: the message says why, `Group.state` how it is now."""
 
 
 class BusyError(GroupError):
-    """Something else is running, so nothing was begun: the message says what, and what to do.
+    """Something else is running, or has not ended yet, so nothing was begun: the message says what, and what
+    to do.
 
     ``since`` is when that was asked for, in seconds since 1970; None for what nobody asked for, such as
     going on without a rank that died. A server answers 409.

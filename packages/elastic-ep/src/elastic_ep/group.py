@@ -39,7 +39,7 @@ class Group:
     """The processes of one group, and the thread that looks after them.
 
     ``main`` is what a rank's process runs: a picklable callable, such as a partial of
-    `elastic_ep.rank.run_rank`. A coordinator's process that dies or hangs is replaced. With ``auto_commit``
+    `elastic_ep.run_rank`. A coordinator's process that dies or hangs is replaced. With ``auto_commit``
     each stage is committed when it is prepared; else `commit` says when. ``niceness`` is that of joiners
     while they prepare: at 19 they get only time that nobody else wants. ``on_loss`` says what happens when
     the last replica of an expert dies. With a ``balancer`` ranks count how often each expert is routed to,
@@ -134,8 +134,8 @@ class Group:
     def finish(self, asked: Scale, seconds: float) -> None:
         """Wait for the end of what was begun, and of the processes that left.
 
-        GroupError if it failed: the message says why, and the group serves on. UnfinishedError if it does
-        not end in time.
+        GroupError if it failed: the message says why, and `state` how the group is now. UnfinishedError if it
+        does not end in time.
         """
         deadline = time.monotonic() + seconds
         outcome = self._asking.outcome(asked, deadline)
@@ -169,7 +169,7 @@ class Group:
         return state
 
     def close(self) -> None:
-        """End all processes of the group; those with a device close it."""
+        """End all processes of the group; those that serve close their devices, within `Patience.leave`."""
         self._happened.put(None)
         self._thread.join()
         self._link.close()

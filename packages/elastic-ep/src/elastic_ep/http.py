@@ -5,22 +5,22 @@
     GET    /elastic_ep             how the group is
     POST   /is_scaling_elastic_ep  the same in few words; GET too
 
-The first and the last take and give what vLLM 0.33 does, and more: ``"wait": false`` answers 202 when the
-operation runs, 409 says that another one does, and 500 how one failed that was rolled back. ``drain_timeout``
-is how long, in seconds, a client waits for the end: 408 says that it goes on.
+The first and the last take and give what vLLM 0.33 does, and more: with ``"wait": false`` 202 says that the
+operation runs. 400: it cannot be; 409: another runs; 500: it failed, and how the group is now; 503: no
+coordinator answers. ``drain_timeout`` is how long, in seconds, the client waits: 408 says that it goes on.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-import attrs
-
 from elastic_ep.control import Coordinator, Phase
-from elastic_ep.errors import BusyError, GroupError, PlanError, UnfinishedError
+from elastic_ep.coordinator import UNCOMMITTED
+from elastic_ep.errors import BusyError, GroupError, PlanError, RequestError, UnfinishedError
 from elastic_ep.group import Group
+from elastic_ep.http_request import read
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,22 +30,8 @@ Reply = tuple[int, dict[str, Any]]
 MOST_BYTES = 65536
 """Of a request's body."""
 
-DRAIN_TIMEOUT = 120
-"""As vLLM has it."""
-
-
-class BadRequestError(ValueError):
-    """What a client sent cannot be; the message says what would be."""
-
-
-@attrs.frozen
-class Wanted:
-    """What a client asks for: ranks, or how many."""
-
-    ranks: tuple[int, ...] | None
-    size: int
-    seconds: int
-    wait: bool
+SLICE = 0.5
+"""Seconds that a thread waits at a time, so that a server that ends need not wait longer."""
 
 
 class Control:
@@ -53,7 +39,7 @@ class Control:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._routes: dict[str, dict[str, Callable[[bytes], Reply]]] = {
+        self._routes: dict[str, dict[str, Callable[[bytes], Awaitable[Reply]]]] = {
             "/scale_elastic_ep": {"POST": self._scale, "DELETE": self._cancel},
             "/elastic_ep": {"GET": self._describe},
             "/is_scaling_elastic_ep": {"GET": self._is_scaling, "POST": self._is_scaling},
@@ -63,69 +49,73 @@ class Control:
         if scope["type"] != "http":
             raise ValueError(f"a {scope['type']} came to an application that only knows http")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        await _answer(send, *await self._reply(path, scope["method"], receive))
-
-    async def _reply(self, path: str, method: str, receive: Receive) -> Reply:
         methods = self._routes.get(path)
         if methods is None:
-            return refused(404, f"there is no {path}; there are {', '.join(self._routes)}")
-        if method not in methods:
-            return refused(405, f"{path} takes {' or '.join(methods)}, not {method}")
-        try:
-            body = await _body(receive)
-            # In a thread: a coordinator that is being replaced answers late.
-            return await asyncio.to_thread(methods[method], body)
-        except BadRequestError as error:
-            return refused(400, str(error))
-        except GroupError as error:
-            return refused(503, str(error))
+            reply = refused(404, f"there is no {path}; there are {', '.join(self._routes)}")
+        elif scope["method"] not in methods:
+            reply = refused(405, f"{path} takes {' or '.join(methods)}, not {scope['method']}")
+        else:
+            try:
+                body = await _body(scope, receive)
+                reply = await methods[scope["method"]](body)
+            except (RequestError, PlanError) as error:
+                reply = refused(400, str(error))
+            except BusyError as error:
+                reply = refused(409, str(error), since=error.since)
+            except GroupError as error:
+                reply = refused(503, str(error))
+        await _answer(send, *reply)
 
-    def _scale(self, body: bytes) -> Reply:
+    async def _scale(self, body: bytes) -> Reply:
         wanted = read(body)
         deadline = time.monotonic() + wanted.seconds
-        try:
-            ranks = wanted.ranks or sized(self._group.state(), wanted.size)
-            asked = self._group.start(ranks, wanted.seconds)
-        except PlanError as error:
-            return refused(400, str(error))
-        except BusyError as error:
-            return refused(409, str(error), since=error.since)
+        ranks = wanted.target(await self._state())
+        asked = await asyncio.to_thread(self._group.start, ranks, wanted.seconds)
+        told = f"{len(ranks)} data parallel engines"
         if not wanted.wait:
-            return 202, {"message": f"Scaling to {len(ranks)} data parallel engines", "ranks": ranks}
-        try:
-            self._group.finish(asked, deadline - time.monotonic())
-        except UnfinishedError as error:
-            return refused(408, f"{error}; it goes on, and /elastic_ep says how")
-        except GroupError as error:
-            return refused(500, f"{error}; the group serves on as before", epoch=self._group.state().epoch)
-        return 200, {"message": f"Scaled to {len(ranks)} data parallel engines", "ranks": ranks}
+            return 202, {"message": f"Scaling to {told}", "ranks": ranks}
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                await asyncio.to_thread(self._group.finish, asked, min(SLICE, left))
+            except UnfinishedError as error:
+                if left <= SLICE:
+                    return refused(408, f"{error}; it goes on, and /elastic_ep says how")
+            except GroupError as error:
+                state = await self._state()
+                return refused(500, f"{error}; now {_now(state)}", epoch=state.epoch)
+            else:
+                return 200, {"message": f"Scaled to {told}", "ranks": ranks}
 
-    def _cancel(self, _: bytes) -> Reply:
-        state = self._group.state()
-        if state.operation is None:
-            return refused(409, "nothing runs that could be given up")
-        self._group.cancel()
-        return 202, {"message": f"Giving up what runs, unless it is committed: the group {state.doing}"}
+    async def _cancel(self, _: bytes) -> Reply:
+        state = await self._state()
+        if state.next is None and state.phase not in UNCOMMITTED:
+            return refused(409, f"there is nothing to give up: {_now(state)}")
+        await asyncio.to_thread(self._group.cancel)
+        return 202, {"message": f"Giving up, unless it is committed meanwhile: the group {state.doing}"}
 
-    def _describe(self, _: bytes) -> Reply:
-        state = self._group.state()
-        last = state.last
+    async def _describe(self, _: bytes) -> Reply:
+        state = await self._state()
+        serving, last = state.placement.ranks, state.last
+        goal = state.stages[-1].placement.ranks if state.stages else serving
         return 200, {
             "epoch": state.epoch,
             "phase": state.phase.value,
-            "ranks": state.placement.ranks,
-            "serves": state.runs,
+            "ranks": serving,
+            "joining": sorted(set(goal) - set(serving)),
+            "leaving": sorted(set(serving) - set(goal)),
+            "ending": state.gone,
+            "complete": state.runs,
             "missing_experts": state.placement.missing(),
             "max_ranks": state.placement.shape.max_ranks,
             "doing": state.doing,
             "waiting_for": state.waiting,
-            "leaving": state.gone,
             "since": None if state.operation is None else state.operation.since,
             "last": None if last is None else {"ok": last.ok, "why": last.why},
         }
 
-    def _is_scaling(self, _: bytes) -> Reply:
-        state = self._group.state()
+    async def _is_scaling(self, _: bytes) -> Reply:
+        state = await self._state()
         failed = state.last is not None and not state.last.ok
         phase = "failed" if failed else "idle" if state.last is None else "completed"
         scaling = state.operation is not None and not state.operation.yields
@@ -141,43 +131,9 @@ class Control:
             "requested_data_parallel_size": None if wanted is None else len(wanted),
         }
 
-
-def read(body: bytes) -> Wanted:
-    """Of a request to scale. Raises BadRequestError."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise BadRequestError(f"the body is no JSON object but {fields!r:.80}")
-    known = ("new_data_parallel_size", "ranks", "drain_timeout", "wait")
-    unknown = sorted(set(fields) - set(known))
-    if unknown:
-        raise BadRequestError(f"{unknown} are not known; there are {list(known)}")
-    size, ranks = fields.get("new_data_parallel_size"), fields.get("ranks")
-    if (size is None) == (ranks is None):
-        raise BadRequestError("either new_data_parallel_size is required, or ranks")
-    seconds, wait = fields.get("drain_timeout", DRAIN_TIMEOUT), fields.get("wait", True)
-    for name, value in (("new_data_parallel_size", 1 if size is None else size), ("drain_timeout", seconds)):
-        if type(value) is not int or value <= 0:
-            raise BadRequestError(f"{name} must be a positive integer, not {value!r:.80}")
-    if type(wait) is not bool:
-        raise BadRequestError(f"wait must be true or false, not {wait!r:.80}")
-    if ranks is not None and not (
-        isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
-    ):
-        raise BadRequestError(f"ranks must be a list of integers, not {ranks!r:.80}")
-    return Wanted(None if ranks is None else tuple(ranks), size or 0, seconds, wait)
-
-
-def sized(state: Coordinator, size: int) -> tuple[int, ...]:
-    """So many ranks: the highest leave, the lowest free ones join. Raises PlanError if there cannot be so
-    many."""
-    serving, most = state.placement.ranks, state.placement.shape.max_ranks
-    free = sorted(set(range(most)) - set(serving), key=lambda rank: (rank in state.gone, rank))
-    if size > most:
-        raise PlanError(f"new_data_parallel_size {size} is too large: the group was made for {most} ranks")
-    return tuple(sorted((*serving[:size], *free[: max(0, size - len(serving))])))
+    async def _state(self) -> Coordinator:
+        """In a thread: it is asked of a store."""
+        return await asyncio.to_thread(self._group.state)
 
 
 def refused(status: int, why: str, **more: Any) -> Reply:
@@ -185,23 +141,29 @@ def refused(status: int, why: str, **more: Any) -> Reply:
     return status, {"error": {"message": why, "type": "elastic_ep", "code": status, **more}}
 
 
-async def _body(receive: Receive) -> bytes:
-    """Raises BadRequestError if it is too long."""
+def _now(state: Coordinator) -> str:
+    serves = "serve" if state.runs else f"wait for experts {list(state.placement.missing())}"
+    return f"ranks {list(state.placement.ranks)} {serves} in epoch {state.epoch}"
+
+
+async def _body(scope: Message, receive: Receive) -> bytes:
+    """Raises RequestError if it is too long, or something else than JSON, as a page in an operator's browser
+    could send."""
     body, more = b"", True
     while more:
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > MOST_BYTES:
-            raise BadRequestError(f"the body is longer than {MOST_BYTES} bytes")
+            raise RequestError(f"the body is longer than {MOST_BYTES} bytes")
+    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    if body and kind.split(b";")[0].strip().lower() != b"application/json":
+        raise RequestError(f"the body must be application/json, not {kind.decode('latin-1')!r:.80}")
     return body
 
 
 async def _answer(send: Send, status: int, fields: dict[str, Any]) -> None:
     body = json.dumps(fields).encode()
-    headers: Iterable[tuple[bytes, bytes]] = (
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    )
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

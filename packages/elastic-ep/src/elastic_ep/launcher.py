@@ -24,7 +24,7 @@ START_PATIENCE = 120.0
 POLL = 0.005
 """Seconds between looks whether processes have ended."""
 
-WARM = ("elastic_ep.rank", "elastic_ep.director")
+WARM = ("elastic_ep.process", "elastic_ep.director")
 """What every group's processes import."""
 
 Ended = Callable[[int, int], None]
@@ -83,14 +83,15 @@ class Launcher:
                 os.kill(pid, how)
 
     def end(self, pids: Iterable[int], seconds: float) -> None:
-        """Ask processes to end by SIGTERM, and kill those that have not after so many seconds."""
-        deadline, pids = time.monotonic() + seconds, set(pids)
-        for pid in pids:
-            self.kill(pid, signal.SIGTERM)
-        while pids & self._alive.keys() and time.monotonic() < deadline:
-            time.sleep(POLL)
-        for pid in pids:
-            self.kill(pid)
+        """Ask processes to end by SIGTERM, and kill those that have not after so many seconds; return when
+        none is left."""
+        pids = set(pids)
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            for pid in pids:
+                self.kill(pid, how)
+            deadline = time.monotonic() + seconds
+            while pids & self._alive.keys() and time.monotonic() < deadline:
+                time.sleep(POLL)
 
     def close(self) -> None:
         """End all processes."""

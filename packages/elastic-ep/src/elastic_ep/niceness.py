@@ -19,8 +19,8 @@ def at_niceness[T](niceness: int, make: Callable[[], T]) -> T:
     raised: list[BaseException] = []
 
     def run() -> None:
-        be_nice(niceness)
         try:
+            be_nice(niceness)
             made.append(make())
         except BaseException as error:  # noqa: BLE001 - raised again by whoever asked
             raised.append(error)
@@ -34,7 +34,8 @@ def at_niceness[T](niceness: int, make: Callable[[], T]) -> T:
 
 
 def be_nice(niceness: int) -> None:
-    """This thread alone, not its process."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    """This thread alone, not its process; at 0 it stays as it is."""
+    if niceness:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
     if niceness == LOWEST:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

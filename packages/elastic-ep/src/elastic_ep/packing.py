@@ -16,9 +16,9 @@ def static_tensors(shape: LaneShape, dtype: torch.dtype) -> dict[str, torch.Tens
 
     Given to each exchange: ``tokens`` ``[T, hidden]``, ``experts`` and ``weights`` ``[T, top]`` (logical
     experts, and what each counts), ``count`` (how many tokens there are; the rest is padding, whose experts
-    may be -1) and ``turn``. It gives ``output``
-    ``[T, hidden]``. Between them lie ``in`` ``[ranks + 1, rows, hidden]`` with ``in_head`` (a note of 4,
-    then the slot of each row or -1), which the experts read, and ``results``, which they write.
+    may be -1) and ``turn``. It gives ``output`` ``[T, hidden]``. Between them lie ``in``
+    ``[ranks + 1, rows, hidden]`` with ``in_head`` (a note of 4, then the slot of each row or -1), which the
+    experts read, and ``results``, which they write.
     """
     ranks, rows, tokens = shape.max_ranks + 1, shape.rows, shape.tokens
     whole = torch.int64
@@ -82,6 +82,6 @@ def unpack(static: Static, shape: LaneShape) -> None:
     held = torch.where(lost, 0, weights)
     sums = held.sum(dim=1, keepdim=True)
     scaled = held / torch.where(sums == 0, 1, sums) * weights.sum(dim=1, keepdim=True)
-    counted = torch.where(lost.any(dim=1, keepdim=True), scaled, weights)
+    effective = torch.where(lost.any(dim=1, keepdim=True), scaled, weights)
     parts = static["back"][targets, static["rows"]]
-    static["output"].copy_(torch.bmm(counted[:, None], parts)[:, 0])
+    static["output"].copy_(torch.bmm(effective[:, None], parts)[:, 0])

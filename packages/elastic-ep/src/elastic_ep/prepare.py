@@ -72,7 +72,7 @@ class Preparer:
         self._seconds = seconds
         self._niceness = niceness
         self._cancelled = threading.Event()
-        self._given_up = 0.0
+        self._given_up: tuple[threading.Thread, float] | None = None
         self._thread: threading.Thread | None = None
         self._reads: list[Op] = []
 
@@ -93,10 +93,10 @@ class Preparer:
         def run() -> None:
             if earlier is not None:
                 earlier.join()
-            if joins:
-                be_nice(self._niceness)
             began, why, made = time.monotonic(), "", None
             try:
+                if joins:
+                    be_nice(self._niceness)
                 made = self._prepare(work)
             except Exception as error:  # noqa: BLE001 - whatever a model or a compiler raises fails the stage
                 why = f"{type(error).__name__}: {error}"
@@ -107,16 +107,19 @@ class Preparer:
         self._thread.start()
 
     def cancel(self) -> None:
-        if not self._cancelled.is_set():
-            self._cancelled.set()
-            self._given_up = time.monotonic()
+        self._cancelled.set()
+        going_on = self._given_up is not None and self._given_up[0].is_alive()
+        if self._thread is not None and not going_on:
+            self._given_up = self._thread, time.monotonic()
 
     @property
     def hangs(self) -> bool:
-        """Whether it goes on, and has for too long, though it was cancelled: nothing can be prepared here any
-        more."""
-        going_on = self._thread is not None and self._thread.is_alive() and self._cancelled.is_set()
-        return going_on and time.monotonic() - self._given_up > self._seconds
+        """Whether one goes on, and has for too long, though it was cancelled: nothing can be prepared here
+        any more."""
+        if self._given_up is None:
+            return False
+        thread, since = self._given_up
+        return thread.is_alive() and time.monotonic() - since > self._seconds
 
     def settle(self) -> None:
         """Wait until nothing is under way, so that others may write the slots. Polls, for the main thread."""

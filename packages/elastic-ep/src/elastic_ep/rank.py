@@ -1,4 +1,4 @@
-"""A rank's process: the serving loop, and what its machine asks for.
+"""A rank: the serving loop, and what its machine asks for.
 
 Three threads. The main one serves, switches the tables and polls the transport when it does not serve; all
 transitions of the machine happen in it. One prepares in the background. One keeps the link to the
@@ -7,8 +7,6 @@ coordinator and says that this rank lives.
 
 import functools
 import queue
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -39,7 +37,6 @@ from elastic_ep.membership import (
     StartPrepare,
     Tell,
 )
-from elastic_ep.niceness import at_niceness
 from elastic_ep.placement import Placement
 from elastic_ep.plane import Plane
 from elastic_ep.prepare import Preparation
@@ -58,40 +55,6 @@ Cards = tuple[tuple[int, bytes], ...]
 
 IDLE, ALERT = 0.002, 0.0005
 """Seconds between polls of a rank that does not serve, and of one that is called for any step now."""
-
-SWITCH_INTERVAL = 0.0005
-"""Seconds after which a thread lets others run: word of a fence must not wait for the serving one."""
-
-
-def run_rank(
-    seat: Seat,
-    build: Callable[[int], Service],
-    make_transport: Callable[[str], Transport],
-    make_runner: Callable[[], Runner],
-) -> None:
-    """Serve as this rank until it leaves. ``build`` makes the model of a rank; transports get a name that no
-    other process ever has."""
-
-    def make() -> Rank:
-        return Rank(seat, build(seat.rank), make_transport, make_runner)
-
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    rank = at_niceness(seat.niceness, make)
-    if rank.service.device is None:
-        rank.serve()
-        return
-    signal.signal(signal.SIGTERM, _end)
-    try:
-        rank.serve()
-    except SystemExit:
-        rank.close()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    rank.service.device.close()
-
-
-def _end(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit
 
 
 class Rank:
@@ -121,7 +84,7 @@ class Rank:
         self._stuck: tuple[Ballot, float] | None = None
         self._prepared: Preparation | None = None
         self._flipped: Flipped | None = None
-        self._leaves = False
+        self._leaves = self._leaving = False
         self._voice = Voice(seat)
         self._pulse = self._voice.pulse
 
@@ -181,10 +144,13 @@ class Rank:
                 self.plane.transport.disconnect(peer)
 
     def _rehearsed(self, came: Preparation) -> Preparation:
+        self._pulse.beat(self.seat.patience.give_up)
         try:
             self.plane.step.rehearse()
         except Exception as error:  # noqa: BLE001 - as what fails in the background, it fails the stage
             return attrs.evolve(came, tables=None, why=f"{type(error).__name__}: {error}")
+        finally:
+            self._pulse.beat()
         return came
 
     def _waits_for_a_fence(self) -> bool:
@@ -202,10 +168,12 @@ class Rank:
         time.sleep(ALERT if alert else IDLE)
 
     def _event(self, event: MemberEvent) -> None:
-        before = self.member.leaves
         self.member, actions = act(self.member, event)
-        if self.member.leaves != before:
-            self.service.leaving(not before)
+        leaves = self.member.leaves
+        # A fence leaves it open: what goes on after it says.
+        if leaves != self._leaving and self.member.phase != MemberPhase.STOPPED:
+            self._leaving = leaves
+            self.service.leaving(leaves)
         for action in actions:
             self._carry_out(action)
 

@@ -25,8 +25,8 @@ def refusal(state: Coordinator, asked: Scale) -> Refused | None:
         return Refused(why, Reason.OUTDATED, asked.ticket)
     reserved = sorted(set(asked.plan.joiners) & set(state.gone))
     if reserved:
-        why = f"ranks {reserved} of an earlier life are not seen dead yet; take other ids"
-        return Refused(why, Reason.IMPOSSIBLE, asked.ticket)
+        why = f"ranks {reserved} of an earlier life have not ended yet; ask again, or take other ids"
+        return Refused(why, Reason.BUSY, asked.ticket)
     return None
 
 

@@ -18,8 +18,9 @@ class Patience:
     ``prepare``: how long a stage may take to prepare. ``suspect``: how long a rank waits for another before
     it says so. ``stall``: how long the work between two waits, in a step or from one to the next, may take
     before its own rank takes it to hang and falls silent. ``give_up``: how long a rank waits at all, for a
-    step and then for word of what became of it, before it ends; so all loads and captures of one commit must
-    take less. ``leave``: how long a rank that has left may take to end and to close its device.
+    step and then for word of what became of it, before it ends, and for one peer while it prepares; so all
+    loads and captures of one commit must take less, and each read of a joiner. ``leave``: how long a rank
+    that has left may take to end and to close its device.
     """
 
     lease: float = 1.0
@@ -32,11 +33,15 @@ class Patience:
 
     def __attrs_post_init__(self) -> None:
         """Those who wait for a rank that hangs wait for two times ``give_up``."""
-        if not (self.lease < self.give_up and self.stall + self.lease < 2 * self.give_up):
+        if not 0 < self.beat < self.lease:
             raise PatienceError(
-                f"give_up is {self.give_up} s: it must be longer than a lease ({self.lease} s), and twice as "
-                f"long more than stall ({self.stall} s) and a lease, or ranks end before one that hangs is "
-                "noticed"
+                f"a beat each {self.beat} s for a lease of {self.lease} s: it must be more than 0 s and less "
+                "than the lease, or all ranks lose theirs"
+            )
+        if not max(self.stall, self.give_up) + self.lease < 2 * self.give_up:
+            raise PatienceError(
+                f"give_up is {self.give_up} s: twice that must be more than a lease ({self.lease} s) and "
+                f"give_up or stall ({self.stall} s), or ranks end before one that hangs is noticed"
             )
 
 

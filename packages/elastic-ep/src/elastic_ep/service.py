@@ -49,7 +49,8 @@ class Device(Protocol):
     def close(self) -> None:
         """Let go of the device: the rank has left, within `Patience.leave`, or the group ends.
 
-        Not called for a rank that raises or is killed, since others wait for the end of its process.
+        Not called for a rank that raises or is killed, since others wait for the end of its process; nor for
+        a joiner whose operation is given up, which is killed.
         """
 
 

@@ -82,6 +82,8 @@ class Step:
         self.check()
         for layer, programs in enumerate(self._layers):
             self._lane.exchange(0, layer, {}, programs, 0.0, degraded=True)
+        if self.load is not None:
+            self.load.zero_()
 
     def check(self) -> None:
         """RunnerError if a static tensor was replaced or moved since the capture."""

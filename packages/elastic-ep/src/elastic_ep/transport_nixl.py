@@ -145,9 +145,8 @@ class NixlTransport:
     def close(self) -> None:
         for peer in list(self._peers):
             self.disconnect(peer)
-        for registered in self._registered:
-            self._agent.deregister_memory(registered)
-        self._registered = []
+        while self._registered:
+            self._agent.deregister_memory(self._registered.pop())
         self._tensors = []
 
     def _begin(self, kind: str, name: str, spans: Iterable[Span], flag: Flag | None) -> Op:

@@ -14,7 +14,7 @@ from elastic_ep.control import OnLoss
 from elastic_ep.errors import GroupError
 from elastic_ep.group import Group
 from elastic_ep.launcher import Launcher
-from elastic_ep.rank import run_rank
+from elastic_ep.process import run_rank
 from elastic_ep.runner import EagerRunner, Program, Runner
 from elastic_ep.seat import Patience
 from elastic_ep.testing.toy import ToyConfig, ToyService
