@@ -54,8 +54,11 @@ class Member:
         return self.serves and not self.halted
 
     @property
-    def leaves(self) -> bool:
-        """Whether it serves no more once the stage under way is committed, or has left."""
+    def leaves(self) -> bool | None:
+        """Whether it serves no more once the stage under way is committed, or has left; None while a fence
+        leaves it open."""
+        if self.phase == MemberPhase.STOPPED:
+            return None
         if self.stage is not None:
             return self.rank not in self.stage.placement.ranks
         return self.placement is not None and self.rank not in self.placement.ranks

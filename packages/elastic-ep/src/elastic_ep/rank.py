@@ -84,7 +84,7 @@ class Rank:
         self._stuck: tuple[Ballot, float] | None = None
         self._prepared: Preparation | None = None
         self._flipped: Flipped | None = None
-        self._leaves = self._leaving = False
+        self._over = self._told_to_leave = False
         self._voice = Voice(seat)
         self._pulse = self._voice.pulse
 
@@ -96,7 +96,7 @@ class Rank:
     def serve(self) -> None:
         """Until it has left. Raises ServeError if it cannot go on, and whatever the model raises."""
         self._link.start()
-        while not self._leaves:
+        while not self._over:
             self._pulse.beat()
             self._listen()
             if self._waits_for_a_fence():
@@ -170,9 +170,8 @@ class Rank:
     def _event(self, event: MemberEvent) -> None:
         self.member, actions = act(self.member, event)
         leaves = self.member.leaves
-        # A fence leaves it open: what goes on after it says.
-        if leaves != self._leaving and self.member.phase != MemberPhase.STOPPED:
-            self._leaving = leaves
+        if leaves is not None and leaves != self._told_to_leave:
+            self._told_to_leave = leaves
             self.service.leaving(leaves)
         for action in actions:
             self._carry_out(action)
@@ -194,7 +193,7 @@ class Rank:
             case Keep(ranks):
                 self.plane.keep(ranks)
             case Exit():
-                self._leaves = True
+                self._over = True
             case Interrupt():
                 """The step has ended already: its waits ask whether a fence was heard."""
 
@@ -203,7 +202,7 @@ class Rank:
     def start_prepare(self, ballot: Ballot, stage: Stage, cards: Cards) -> None:
         """In the background; `Preparation` comes to the inbox."""
         member, self._prepared = self.member, None
-        joins, drains = member.serving is None, member.leaves and member.runs
+        joins, drains = member.serving is None, member.leaves is True and member.runs
         self.plane.preparer.start(ballot, stage, cards, self.plane.peers, joins, drains)
 
     def _flip(self, epoch: int, placement: Placement) -> None:
