@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import attrs
 from _elastic_modes import Course
-from _elastic_seen import Records, Window, flips, gaps, intervals, longest, lost
+from _elastic_seen import Records, Window, flips, gaps, intervals, longest
 from _form import Figure
+from elastic_ep.testing.toy_group import lost
 
 Operations = list[tuple[Window, range]]
 

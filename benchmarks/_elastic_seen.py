@@ -69,11 +69,6 @@ def rate(records: Records, windows: Iterable[Window]) -> float:
     return statistics.median(rates)
 
 
-def lost(records: Records) -> int:
-    """Steps that a rank left out or did twice."""
-    return sum(after["step"] != before["step"] + 1 for before, after in _pairs(records))
-
-
 def flips(records: Records) -> list[Record]:
     return [record for seen in records.values() for record in seen if record["kind"] == "Flipped"]
 

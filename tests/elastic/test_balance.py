@@ -5,8 +5,6 @@ import functools
 import itertools
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -14,7 +12,6 @@ import pytest
 import torch
 from elastic_ep import (
     Balancer,
-    Coordinator,
     EagerRunner,
     GroupError,
     Launcher,
@@ -34,15 +31,6 @@ SECONDS = 30.0
 QUICK = Patience(lease=3.0, beat=0.05, stall=3.0)
 
 
-def rests(toy: ToyGroup, wanted: Callable[[Coordinator], bool]) -> Coordinator:
-    """The state, once it is wanted and nothing runs."""
-    deadline = time.monotonic() + SECONDS
-    while (state := toy.group.state()).phase != Phase.STABLE or state.gone or not wanted(state):
-        assert time.monotonic() < deadline, f"the group {state.doing or 'rests'}: {state.placement}"
-        time.sleep(0.01)
-    return state
-
-
 def routed(config: ToyConfig) -> list[list[int]]:
     """How often tokens of some steps go to each expert."""
     service = ToyService(config, 0)
@@ -53,12 +41,6 @@ def routed(config: ToyConfig) -> list[list[int]]:
         chosen = torch.topk(service.state["inputs"] @ service.dense["gate"][layer], config.top, dim=1).indices
         counts[layer] += chosen.flatten().bincount(minlength=SHAPE.experts)
     return counts.tolist()
-
-
-def check_that_no_step_was_lost(toy: ToyGroup) -> None:
-    for (rank, _), records in toy.records().items():
-        steps = [record["step"] for record in records if record["kind"] == "Stepped"]
-        assert steps == list(range(steps[0], steps[0] + len(steps))), f"rank {rank}"
 
 
 def test_a_scale_ends_a_pass_and_balancing_goes_on_after_it(launcher: Launcher, tmp_path: Path) -> None:
@@ -76,10 +58,10 @@ def test_a_scale_ends_a_pass_and_balancing_goes_on_after_it(launcher: Launcher, 
         assert first.operation is not None
         assert first.operation.yields
         toy.group.scale((1, 2, 3), SECONDS)
-        rests(toy, lambda state: (stretch(state.placement, load) or 9) < 1.2)
+        toy.await_rest(SECONDS, lambda state: (stretch(state.placement, load) or 9) < 1.2)
         toy.await_steps(3, SECONDS)
         assert toy.group.exits == ((0, 0),)
-        check_that_no_step_was_lost(toy)
+        assert toy.steps_lost() == 0
         flips = [r for seen in toy.records().values() for r in seen if r["kind"] == "Flipped"]
         assert {flip["captures"] for flip in flips} == {1}
     finally:
@@ -138,7 +120,7 @@ def loses_one(toy: ToyGroup, ranks: set[int]) -> None:
     [(rank, code)] = toy.await_exits(1, SECONDS)
     assert rank in ranks
     assert code == -signal.SIGKILL
-    rests(toy, lambda state: rank not in state.placement.ranks)
+    toy.await_rest(SECONDS, lambda state: rank not in state.placement.ranks)
     toy.await_steps(3, SECONDS)
     assert len(toy.group.exits) == 1
-    check_that_no_step_was_lost(toy)
+    assert toy.steps_lost() == 0

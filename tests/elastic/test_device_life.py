@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from elastic_ep import EagerRunner, Group, GroupError, Launcher, Patience, Phase, Shape, run_rank
+from elastic_ep import EagerRunner, Group, GroupError, Launcher, Patience, RunnerError, Shape, run_rank
 from elastic_ep.testing.toy import ToyConfig, ToyService
 from elastic_ep.testing.toy_group import ToyGroup
 from elastic_ep.transport_nixl import NixlTransport
@@ -25,7 +25,8 @@ CLOSING = 4.0
 
 @attrs.define
 class Plain:
-    """A device without programs. ``marks``: where it says that it was closed, and whether it hangs."""
+    """A device without programs. ``marks``: where it says that it was closed, and is told to hang, to fail or
+    to close slowly."""
 
     rank: int
     marks: Path
@@ -35,14 +36,16 @@ class Plain:
         pass
 
     def check(self) -> None:
-        pass
+        if Path(self.marks, f"move {self.rank}").exists():
+            raise RunnerError("a tensor has moved")
 
     def fill(self, layer: int, slot: int) -> None:
         if Path(self.marks, f"hang {self.rank}").exists():
             threading.Event().wait()
 
     def close(self) -> None:
-        time.sleep(CLOSING)
+        if Path(self.marks, "slow").exists():
+            time.sleep(CLOSING)
         Path(self.marks, f"closed {self.rank}").touch()
 
 
@@ -83,6 +86,7 @@ def closed(marks: Path) -> set[str]:
 
 def test_it_is_closed_by_a_rank_that_leaves_and_at_the_end(launcher: Launcher, tmp_path: Path) -> None:
     toy, marks = start(launcher, tmp_path)
+    Path(marks, "slow").touch()
     try:
         toy.group.scale((0, 1, 2), SECONDS)
         toy.group.scale((0, 2), SECONDS)
@@ -101,10 +105,20 @@ def test_a_rank_that_raises_ends_at_once(launcher: Launcher, tmp_path: Path) -> 
         toy.group.scale((0, 1, 3), SECONDS, min_replicas=2)
         assert toy.await_exits(1, SECONDS) == ((3, 1),)
         assert closed(marks) == set()
-        deadline = time.monotonic() + SECONDS
-        while (state := toy.group.state()).placement.ranks != (0, 1) or state.phase != Phase.STABLE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        toy.await_rest(SECONDS, lambda state: state.placement.ranks == (0, 1))
+        toy.await_steps(3, SECONDS)
+    finally:
+        toy.group.close()
+
+
+def test_why_a_joiner_s_device_is_not_fit_is_told(launcher: Launcher, tmp_path: Path) -> None:
+    toy, marks = start(launcher, tmp_path)
+    try:
+        toy.group.scale((0, 1), SECONDS)
+        Path(marks, "move 2").touch()
+        with pytest.raises(GroupError, match="rank 2 could not prepare: RunnerError: a tensor has moved"):
+            toy.group.scale((0, 1, 2), SECONDS)
+        toy.await_rest(SECONDS, lambda state: state.placement.ranks == (0, 1))
         toy.await_steps(3, SECONDS)
     finally:
         toy.group.close()
@@ -120,10 +134,7 @@ def test_a_rank_that_can_prepare_nothing_any_more_is_left_behind(launcher: Launc
         with pytest.raises(GroupError, match=r"ranks \[1\] were not ready in time"):
             toy.group.scale((1, 2), SECONDS)
         assert toy.await_exits(1, SECONDS) == ((1, -signal.SIGKILL),)
-        deadline = time.monotonic() + SECONDS
-        while (state := toy.group.state()).phase != Phase.STABLE or state.gone:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        toy.await_rest(SECONDS)
         toy.group.scale((0, 2, 3), SECONDS)
     finally:
         toy.group.close()

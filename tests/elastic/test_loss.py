@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from elastic_ep import Launcher, OnLoss, Patience, Phase, Shape
+from elastic_ep import Launcher, OnLoss, Patience, Shape
 from elastic_ep.testing.toy import ToyConfig
 from elastic_ep.testing.toy_group import ToyGroup
 
@@ -24,10 +24,7 @@ def test_a_group_without_room_waits_for_a_rank_that_brings_lost_experts(
         toy.group.scale((0, 1), SECONDS)
         toy.await_steps(3, SECONDS)
         os.kill(toy.group.pids[0], signal.SIGKILL)
-        deadline = time.monotonic() + SECONDS
-        while (state := toy.group.state()).placement.ranks != (1,) or state.phase != Phase.STABLE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        state = toy.await_rest(SECONDS, lambda state: state.placement.ranks == (1,))
         assert not state.runs
         steps = toy.steps()
         time.sleep(0.2)
@@ -48,10 +45,7 @@ def test_lost_experts_are_brought_in_where_there_is_room(launcher: Launcher, tmp
         placement = toy.group.state().placement
         victim = next(rank for rank in placement.ranks if placement.without({rank}).missing())
         os.kill(toy.group.pids[victim], signal.SIGKILL)
-        deadline = time.monotonic() + SECONDS
-        while victim in (state := toy.group.state()).placement.ranks or state.phase != Phase.STABLE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        state = toy.await_rest(SECONDS, lambda state: victim not in state.placement.ranks)
         assert not state.placement.missing()
         toy.await_steps(5, SECONDS)
         assert toy.await_exits(1, SECONDS) == ((victim, -signal.SIGKILL),)

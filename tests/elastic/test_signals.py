@@ -82,10 +82,7 @@ def strike(toy: ToyGroup, rank: int, how: signal.Signals) -> None:
 
 
 def rests_without(toy: ToyGroup, rank: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while (state := toy.group.state()).phase != Phase.STABLE or rank in state.placement.ranks or state.gone:
-        assert time.monotonic() < deadline, f"{state.phase}: waiting for {state.waiting}"
-        time.sleep(0.01)
+    toy.await_rest(SECONDS, lambda state: rank not in state.placement.ranks)
 
 
 def serves_without(toy: ToyGroup, rank: int, exits: int) -> None:

@@ -17,7 +17,7 @@ def test_example_passes(tmp_path: Path, tt_mock: MockClusters) -> None:
     assert [name for name, _ in blocks] == ["my_model.py", "test_my_model.py"]
     for name, code in blocks:
         (tmp_path / name).write_text(code)
-    # An assembler that this session has fetched is not fetched again.
+    # An assembler that was fetched for other tests is not fetched again.
     env = {**os.environ, "PATH": tt_mock.environment("t3k")["PATH"]}
     command = [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path)]
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ from elastic_ep import (
     nobody,
     resize,
 )
-from elastic_ep.asking import Asking
+from elastic_ep.asking import KEPT, Asking
 from elastic_ep.control import Begun
 
 SHAPE = Shape(layers=1, experts=2, slots=2, max_ranks=3)
@@ -94,6 +94,21 @@ def test_refusals_are_told_apart_and_forgotten() -> None:
     host.state = attrs.evolve(host.state, gone=(1,))
     with pytest.raises(BusyError, match=r"ranks \[1\] of an earlier life have not ended yet"):
         host.asking.ask(PLAN)
+
+
+def test_the_end_of_long_ago_is_forgotten() -> None:
+    """Else one that nobody asks about would be kept for ever."""
+    host = Host()
+    asked = []
+    for _ in range(KEPT + 1):
+        asked.append(host.asking.ask(PLAN))
+        host.order(Cancel())
+        host.state = attrs.evolve(host.state, phase=Phase.STABLE, stages=(), operation=None, gone=())
+    first, second, *_ = asked
+    kept = host.asking.outcome(second, soon())
+    assert kept is not None
+    assert kept.ticket == second.ticket
+    assert host.asking.outcome(first, time.monotonic() + 0.05) is None
 
 
 def test_nobody_answers() -> None:

@@ -90,14 +90,14 @@ class OnMemory(ToyService):
         static["results"].copy_(self.device.static["results"])
 
 
-def alone(service: OnMemory, make_runner: Callable[[], Runner] = EagerRunner) -> Step:
+def alone(service: OnMemory, make_runner: Callable[[], Runner] = EagerRunner, counts: bool = False) -> Step:
     """A rank that serves by itself."""
     board = RoutingTables(CONFIG.shape)
     service.load_dense()
     placement = place(CONFIG.shape, (0,))
     board.write(tables(placement))
     lane = Lane(MemoryNetwork().end("0"), 0, service.lane)
-    step = Step(service, lane, board, make_runner)
+    step = Step(service, lane, board, make_runner, counts)
     for layer in range(CONFIG.shape.layers):
         for slot, expert in enumerate(placement.row(layer, 0)):
             service.load_expert(layer, expert, slot)
@@ -146,20 +146,60 @@ def test_a_runner_that_would_record_what_is_said_to_a_device_is_refused() -> Non
         alone(OnMemory(), StaticRunner)
 
 
-def test_a_commit_that_captures_waits_for_a_fill_that_was_given_up() -> None:
+def fills(patience: Patience) -> tuple[Plane, "Gated", threading.Event, Callable[[], None]]:
+    """A rank's plane, its device, the gate that fills wait at, and what begins one."""
     service, placement, gate = OnMemory(), place(CONFIG.shape, (0,)), threading.Event()
     service.device = device = Gated(service, gate)
-    seat = Seat(0, Ballot(1, 0), Meeting("here", 0), Patience())
+    seat = Seat(0, Ballot(1, 0), Meeting("here", 0), patience)
     transport = MemoryNetwork().end("0")
     plane = Plane(seat, service, RoutingTables(CONFIG.shape), transport, EagerRunner, lambda _: None)
     stage = Stage(placement, loads=(Reload(0, placement.row(0, 0)[0], 0),))
-    plane.preparer.start(seat.ballot, stage, (), {}, joins=False)
+    return (
+        plane,
+        device,
+        gate,
+        lambda: plane.preparer.start(seat.ballot, stage, (), {}, joins=False),
+    )
+
+
+def test_a_commit_that_captures_waits_for_a_fill_that_was_given_up() -> None:
+    plane, device, gate, begin = fills(Patience())
+    begin()
     while not device.did:
         time.sleep(0.001)
     plane.preparer.cancel()
     threading.Timer(0.05, gate.set).start()
-    plane.switch(placement, Preparation(seat.ballot, placement, {}, tables(placement), 0.0))
+    placement = place(CONFIG.shape, (0,))
+    plane.switch(placement, Preparation(Ballot(1, 0), placement, {}, tables(placement), 0.0))
     assert device.did == ["fill begins", "fill ends", "capture"]
+
+
+def test_a_preparation_that_was_given_up_hangs_if_it_does_not_end_whatever_was_begun_since() -> None:
+    plane, device, gate, begin = fills(Patience(lease=0.01, beat=0.005, stall=0.01, give_up=0.05))
+    begin()
+    while not device.did:
+        time.sleep(0.001)
+    assert not plane.preparer.hangs, "nobody has given it up"
+    deadline = time.monotonic() + 5
+    while not plane.preparer.hangs:
+        assert time.monotonic() < deadline, "each new one made it forget how long the first goes on"
+        plane.preparer.cancel()
+        begin()
+        time.sleep(0.01)
+    gate.set()
+    plane.preparer.settle()
+    assert not plane.preparer.hangs
+
+
+def test_a_rehearsal_counts_nothing() -> None:
+    service = OnMemory()
+    step = alone(service, counts=True)
+    step.capture()
+    step.rehearse()
+    assert step.load is not None
+    assert not step.load.any()
+    step.run(1, 0, {}, 1.0, lambda: False)
+    assert step.load.sum() == CONFIG.shape.layers * CONFIG.tokens * CONFIG.top
 
 
 class Gated(Memory):

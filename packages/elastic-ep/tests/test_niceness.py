@@ -26,3 +26,15 @@ def test_what_making_raises_comes_through() -> None:
 
     with pytest.raises(ValueError, match="no room"):
         at_niceness(LOWEST, fail)
+
+
+def test_where_no_priority_may_be_changed_that_is_said_and_zero_changes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError("not for you")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert at_niceness(0, lambda: "made") == "made"
+    with pytest.raises(PermissionError, match="not for you"):
+        at_niceness(5, lambda: "made")

@@ -18,25 +18,24 @@ KNOWN = ("new_data_parallel_size", "ranks", "drain_timeout", "wait")
 
 @attrs.frozen
 class Wanted:
-    """Either ``ranks``, or a ``size``; how long to wait for the end, if at all."""
+    """The ranks, or how many; how long to wait for the end, if at all."""
 
-    ranks: tuple[int, ...] | None
-    size: int | None
+    goal: tuple[int, ...] | int
     seconds: int
     wait: bool
 
     def target(self, state: Coordinator) -> tuple[int, ...]:
         """The ranks: of a size, the highest leave and the lowest free ones join. Raises PlanError if there
         cannot be so many."""
-        if self.ranks is not None or self.size is None:
-            return self.ranks or ()
-        serving, most = state.placement.ranks, state.placement.shape.max_ranks
-        if self.size > most:
+        if isinstance(self.goal, tuple):
+            return self.goal
+        size, serving, most = self.goal, state.placement.ranks, state.placement.shape.max_ranks
+        if size > most:
             raise PlanError(
-                f"new_data_parallel_size {self.size} is too large: the group was made for {most} ranks"
+                f"new_data_parallel_size {size} is too large: the group was made for {most} ranks"
             )
         free = sorted(set(range(most)) - set(serving), key=lambda rank: (rank in state.gone, rank))
-        return tuple(sorted((*serving[: self.size], *free[: max(0, self.size - len(serving))])))
+        return tuple(sorted((*serving[:size], *free[: max(0, size - len(serving))])))
 
 
 def read(body: bytes) -> Wanted:
@@ -50,13 +49,7 @@ def read(body: bytes) -> Wanted:
     unknown = sorted(set(fields) - set(KNOWN))
     if unknown:
         raise RequestError(f"{unknown} are not known; there are {list(KNOWN)}")
-    size, ranks = fields.get("new_data_parallel_size"), fields.get("ranks")
-    if (size is None) == (ranks is None):
-        raise RequestError("either new_data_parallel_size is required, or ranks")
-    if size is not None and (type(size) is not int or size <= 0):
-        raise RequestError(f"new_data_parallel_size must be a positive integer, not {size!r:.80}")
-    if ranks is not None and not _are_ranks(ranks):
-        raise RequestError(f"ranks must be a list of integers, not {ranks!r:.80}")
+    goal = _goal(fields.get("ranks"), fields.get("new_data_parallel_size"))
     seconds, wait = fields.get("drain_timeout", DRAIN_TIMEOUT), fields.get("wait", True)
     if type(seconds) is not int or not 0 < seconds <= LONGEST:
         raise RequestError(
@@ -64,8 +57,16 @@ def read(body: bytes) -> Wanted:
         )
     if type(wait) is not bool:
         raise RequestError(f"wait must be true or false, not {wait!r:.80}")
-    return Wanted(None if ranks is None else tuple(ranks), size, seconds, wait)
+    return Wanted(goal, seconds, wait)
 
 
-def _are_ranks(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(rank) is int for rank in value)
+def _goal(ranks: object, size: object) -> tuple[int, ...] | int:
+    if (size is None) == (ranks is None):
+        raise RequestError("either new_data_parallel_size is required, or ranks")
+    if ranks is None:
+        if type(size) is not int or size <= 0:
+            raise RequestError(f"new_data_parallel_size must be a positive integer, not {size!r:.80}")
+        return size
+    if not isinstance(ranks, list) or not ranks or not all(type(rank) is int for rank in ranks):
+        raise RequestError(f"ranks must be a list of integers, not {ranks!r:.80}")
+    return tuple(ranks)

@@ -27,17 +27,16 @@ class Writes:
         self._head = head
         self._slot = slot
         self._row = slot // shape.rows
-        self._of = functools.lru_cache(KEPT)(self._first_rows)
+        self._dispatched = functools.lru_cache(KEPT)(self._head_and_rows)
+        self._given_back = functools.lru_cache(KEPT)(self._results)
 
     def dispatch(self, rank: int, used: int, flag: int) -> Write:
         """Head and rows for another rank's experts."""
-        spans = self._of("lane.out", "lane.in", rank, self._whole(used), "lane.out_head", "lane.in_head")
-        return spans, Flag("lane.arrived", self._rank, flag)
+        return self._dispatched(rank, self._whole(used)), Flag("lane.arrived", self._rank, flag)
 
     def give_back(self, rank: int, used: int, flag: int) -> Write:
         """What this rank's experts made of another's rows."""
-        spans = self._of("lane.results", "lane.back", rank, self._whole(used))
-        return spans, Flag("lane.returned", self._rank, flag)
+        return self._given_back(rank, self._whole(used)), Flag("lane.returned", self._rank, flag)
 
     def every(self, rank: int) -> Iterator[Write]:
         """All that there can be to a rank, with flags of any value."""
@@ -48,16 +47,17 @@ class Writes:
     def _whole(self, used: int) -> int:
         return self._lengths[bisect.bisect_left(self._lengths, used)]
 
-    def _first_rows(
-        self, here: str, there: str, rank: int, rows: int, head: str = "", head_there: str = ""
-    ) -> tuple[Span, ...]:
-        """The head, if one goes with them, and the rows, if there are any."""
-        spans = []
-        if head:
-            spans.append(Span(head, rank * self._head, head_there, self._rank * self._head, self._head))
-        if rows:
-            spans.append(Span(here, rank * self._slot, there, self._rank * self._slot, rows * self._row))
-        return tuple(spans)
+    def _head_and_rows(self, rank: int, rows: int) -> tuple[Span, ...]:
+        head = Span("lane.out_head", rank * self._head, "lane.in_head", self._rank * self._head, self._head)
+        return head, *self._rows("lane.out", "lane.in", rank, rows)
+
+    def _results(self, rank: int, rows: int) -> tuple[Span, ...]:
+        return self._rows("lane.results", "lane.back", rank, rows)
+
+    def _rows(self, here: str, there: str, rank: int, rows: int) -> tuple[Span, ...]:
+        """The first ones of a slot: nothing, or one span."""
+        span = Span(here, rank * self._slot, there, self._rank * self._slot, rows * self._row)
+        return (span,) if rows else ()
 
 
 def lengths(rows: int) -> list[int]:

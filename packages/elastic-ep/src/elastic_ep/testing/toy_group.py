@@ -1,16 +1,17 @@
 """Groups of real processes that serve the toy model over NIXL, and what they saw."""
 
 import functools
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from elastic_ep.balancer import Balancer
-from elastic_ep.control import OnLoss
+from elastic_ep.control import Coordinator, OnLoss, Phase
 from elastic_ep.errors import GroupError
 from elastic_ep.group import Group
 from elastic_ep.launcher import Launcher
@@ -95,6 +96,22 @@ class ToyGroup:
             for rank, pid in pids.items()
         }
 
+    def steps_lost(self) -> int:
+        """How many steps ranks left out or did twice."""
+        return lost(self.records())
+
+    def await_rest(
+        self, seconds: float, wanted: Callable[[Coordinator], bool] = lambda _: True
+    ) -> Coordinator:
+        """The state, once it is wanted, nothing runs, and nobody is still to end. GroupError if it never
+        is."""
+        deadline = time.monotonic() + seconds
+        while (state := self.group.state()).phase != Phase.STABLE or state.gone or not wanted(state):
+            if time.monotonic() > deadline:
+                raise GroupError(f"after {seconds} s the group {state.doing or 'rests'}: {state.placement}")
+            time.sleep(0.01)
+        return state
+
     def await_steps(self, count: int, seconds: float) -> None:
         """Until each rank that serves has completed so many more. GroupError if one does not."""
         before = self.steps()
@@ -111,6 +128,12 @@ class ToyGroup:
         while len(self.group.exits) < count and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.group.exits
+
+
+def lost(records: Mapping[tuple[int, int], list[Record]]) -> int:
+    """How many steps processes left out or did twice."""
+    steps = ([seen["step"] for seen in each if seen["kind"] == "Stepped"] for each in records.values())
+    return sum(after != before + 1 for each in steps for before, after in itertools.pairwise(each))
 
 
 def alive(pids: Iterable[int]) -> list[int]:
